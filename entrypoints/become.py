@@ -41,8 +41,8 @@ def become(
         )  # the parent's sockets and files
         os.environ.clear()
         os.environ.update(environment)
-        sys.stdout = sys.__stdout__ = _unbuffered(1, sys.stdout)  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = _unbuffered(2, sys.stderr)  # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = _open_unbuffered(1, sys.stdout)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = _open_unbuffered(2, sys.stderr)  # type: ignore[misc]
         sys.argv, sys.orig_argv = (
             arguments,
             [
@@ -75,7 +75,7 @@ def become(
             os._exit(status & 0xFF)
 
 
-def _unbuffered(descriptor: int, like: Any) -> io.TextIOWrapper:
+def _open_unbuffered(descriptor: int, like: Any) -> io.TextIOWrapper:
     """An unbuffered standard stream, as with `python -u`."""
     raw: Any = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)

@@ -89,12 +89,13 @@ def interface_to(address: str) -> str | None:
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
-        own = probe.getsockname()[0]
+        local_address = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 if (
-                    socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]) == own
+                    socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])
+                    == local_address
                 ):  # SIOCGIFADDR
                     return name
     return None
@@ -106,7 +107,7 @@ def run(
     environment: Mapping[str, str],
     on_stop: Callable[[], object],
     *,
-    together: bool = False,
+    new_session: bool = False,
 ) -> tuple[int, str]:
     """Run a command, write each of its lines with the time, and forward SIGTERM; `on_stop` is
     called then.
@@ -120,12 +121,12 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environment),
-        start_new_session=together,
+        start_new_session=new_session,
     )
 
     def stop(_number: int, _frame: object) -> None:
         on_stop()
-        if together:
+        if new_session:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         else:
@@ -134,7 +135,7 @@ def run(
     signal.signal(signal.SIGTERM, stop)
     output = process.stdout
     assert output
-    lost, why = 0, ""
+    lost_lines, reason = 0, ""
     for line in iter(
         lambda: output.readline(LINE_BYTES), b""
     ):  # a longer line continues in the next entry
@@ -145,14 +146,14 @@ def run(
             .encode()
         )
         entry = stamp + b" " + line.rstrip(b"\r\n") + b"\n"
-        if lost:
-            entry = stamp + f" ({lost} lines were lost here: {why})\n".encode() + entry
+        if lost_lines:
+            entry = stamp + f" ({lost_lines} lines were lost here: {reason})\n".encode() + entry
         try:
-            written = out.write(entry)
-            lost = 0 if written == len(entry) else lost + 1
+            written_bytes = out.write(entry)
+            lost_lines = 0 if written_bytes == len(entry) else lost_lines + 1
         except (
             OSError
         ) as error:  # a full disk: drop the line; the stage itself decides whether to stop
-            lost, why = lost + 1, str(error.strerror)
+            lost_lines, reason = lost_lines + 1, str(error.strerror)
     status = process.wait()
-    return (status if status >= 0 else 128 - status), (why if lost else "")
+    return (status if status >= 0 else 128 - status), (reason if lost_lines else "")

@@ -25,7 +25,7 @@ from smtrain.core.protocol.container import Container
 from smtrain.worker.engine.nxd.compilation import PROGRAM, Cache, Listener, Totals, reason
 from smtrain.worker.entry import main
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 
 
 def stage(config: JobConfig, container: Container) -> None:
@@ -38,12 +38,12 @@ def stage(config: JobConfig, container: Container) -> None:
             " stage compile out"
         )
     uri = os.environ["NEURON_COMPILE_CACHE_URL"]
-    shared = GraphsInS3(uri) if uri.startswith("s3://") else GraphsInFolder(uri)
+    graph_cache = GraphsInS3(uri) if uri.startswith("s3://") else GraphsInFolder(uri)
     folder = container.root / "graphs"
     folder.mkdir(exist_ok=True)
-    shared.fetch(folder)
-    cached, began = len(Cache.read(folder).complete_entries), time.monotonic()
-    print(f"{cached} graphs are in the cache {shared.uri}", flush=True)
+    graph_cache.fetch(folder)
+    cached_count, began = len(Cache.read(folder).complete_entries), time.monotonic()
+    print(f"{cached_count} graphs are in the cache {graph_cache.uri}", flush=True)
     status, totals = _run([program, *_trial(config)], folder)
     cache = Cache.read(folder)
     if totals is None:
@@ -51,22 +51,24 @@ def stage(config: JobConfig, container: Container) -> None:
             f"{PROGRAM} ended with status {status} before it compiled anything; what the training"
             " run said above is the cause"
         )
-    shared.store(folder, cache.files())  # even if some failed: the next attempt compiles only those
+    graph_cache.store(
+        folder, cache.files()
+    )  # even if some failed: the next attempt compiles only those
     seconds = time.monotonic() - began
     result = {
         "total": totals.total,
         "successful": totals.successful,
         "failed": totals.failed_entries,
-        "cached": cached,
+        "cached": cached_count,
         "graphs": len(cache.complete_entries),
         "failures": {path.name: reason(path) for path in cache.failed_entries},
         "compilers": sorted({path.parent.name for path in cache.complete_entries}),
         "seconds": round(seconds, 1),
-        "cache": shared.uri,
+        "cache": graph_cache.uri,
         "job": os.environ.get("TRAINING_JOB_NAME", ""),
     }
     print(
-        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed_entries} cached={cached}"
+        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed_entries} cached={cached_count}"
         f" seconds={seconds:.0f}",
         flush=True,
     )
@@ -80,19 +82,19 @@ def stage(config: JobConfig, container: Container) -> None:
     (container.model_dir / "compilation.json").write_text(
         json.dumps(result, indent=1) + "\n", "utf-8"
     )
-    shared.complete(result)
+    graph_cache.complete(result)
 
 
 def _trial(config: JobConfig) -> list[str]:
     """The command of the training run, with all its processes on this host."""
     return [
         sys.executable,
-        str(HERE / "rendezvous.py"),
+        str(FOLDER / "rendezvous.py"),
         "--nnodes=1",
         f"--nproc_per_node={config.world_size}",
         "--master_addr=127.0.0.1",
         f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', '7777')}",
-        str(HERE / "train.py"),
+        str(FOLDER / "train.py"),
     ]
 
 

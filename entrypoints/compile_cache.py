@@ -24,7 +24,7 @@ from smtrain.core.files import write_atomically
 from smtrain.core.protocol.entrypoints import GRAPHS
 from smtrain.core.protocol.uris import split_uri
 
-UNFINISHED = (".lock", ".tmp", ".part")
+UNFINISHED_SUFFIXES = (".lock", ".tmp", ".part")
 
 
 class CompileCache(ABC):
@@ -72,9 +72,9 @@ class CompileCache(ABC):
         try:
             yield
         except Exception as error:
-            if (why := self.refusal(error)) is None:
+            if (reason := self.refusal(error)) is None:
                 raise
-            raise SmtrainError(f"the compile cache {self.uri} cannot be used {why}") from None
+            raise SmtrainError(f"the compile cache {self.uri} cannot be used {reason}") from None
 
 
 class GraphsInFolder(CompileCache):
@@ -131,8 +131,8 @@ class GraphsInS3(CompileCache):
                 path = folder / name
                 # A key with `..` must not write outside the folder; a warm pool has most files
                 # already.
-                inside = path.resolve().is_relative_to(folder.resolve())
-                if path.name != GRAPHS_COMPLETE and inside and not path.exists():
+                is_inside = path.resolve().is_relative_to(folder.resolve())
+                if path.name != GRAPHS_COMPLETE and is_inside and not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)
                     self._client.download_file(self._bucket, self._prefix + name, str(path))
 
@@ -169,16 +169,16 @@ def cache_at(uri: str) -> CompileCache:
     )
 
 
-def new_files(folder: Path, there: set[str], before: float) -> list[Path]:
+def new_files(folder: Path, cached_names: set[str], latest_mtime: float) -> list[Path]:
     """Files of a folder that the cache does not have, and that were last changed before a time."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sorted(
         path
         for path in files
-        if path.relative_to(folder).as_posix() not in there
+        if path.relative_to(folder).as_posix() not in cached_names
         and not path.name.startswith(".")
-        and path.suffix not in UNFINISHED
-        and path.stat().st_mtime <= before
+        and path.suffix not in UNFINISHED_SUFFIXES
+        and path.stat().st_mtime <= latest_mtime
     )
 
 
@@ -193,17 +193,18 @@ def main() -> None:
         if action == "fetch":
             had = {*folder.rglob("*")}
             cache.fetch(folder)
-            copied = sum(path.is_file() for path in {*folder.rglob("*")} - had)
+            file_count = sum(path.is_file() for path in {*folder.rglob("*")} - had)
         else:
             files = new_files(folder, cache.names(), float(sys.argv[3]))
             cache.store(folder, files)
-            copied = len(files)
+            file_count = len(files)
     except (SmtrainError, ImportError, OSError) as error:
         print(f"graphs: {action} failed, so graphs may be compiled again ({error})", flush=True)
         return
     way = "from" if action == "fetch" else "new ones to"
     print(
-        f"graphs: {copied} files {way} {cache.uri} in {time.monotonic() - began:.1f} s", flush=True
+        f"graphs: {file_count} files {way} {cache.uri} in {time.monotonic() - began:.1f} s",
+        flush=True,
     )
 
 

@@ -22,12 +22,12 @@ def stage(config: JobConfig, container: Container) -> None:
 
     tp, pp = config.parallel.tp, config.parallel.pp
     model = container.channel("model")
-    source, described = (
+    source, model_config = (
         (container.channel("weights") if container.has_channel("weights") else model),
         read_config(model),
     )
-    if not ModelShape.from_config(described).rules.nxd_and_megatron:
-        write_hf(open_weights(source, described), container.model_dir)
+    if not ModelShape.from_config(model_config).rules.nxd_and_megatron:
+        write_hf(open_weights(source, model_config), container.model_dir)
         print("one copy of the weights for every mesh", flush=True)
         return
     convert(source, container.model_dir, to=Nxd(tp=tp, pp=pp), config=model, overwrite=True)

@@ -37,7 +37,7 @@ from cluster_host import (
 )
 from launch import accelerator
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 OF_DLC = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 """Variables of PAI-DLC that torchrun and libraries would take for their own."""
 NAME_SECONDS = 600
@@ -45,19 +45,19 @@ NAME_SECONDS = 600
 """
 RESULTS = {"model": "output/model", "output/data": "output/data"}
 """Folders below /opt/ml, each with its place below the job's folder."""
-TOLD = 3
+STOP_STATUS = 3
 """Exit status of a pod that was told to end: its saved work is unfinished."""
 
 
 def await_name(name: str, seconds: float = NAME_SECONDS) -> None:
     """Wait until a host's name resolves. Raises SystemExit if that takes too long."""
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while True:
         try:
             socket.getaddrinfo(name, None)
             return
         except OSError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise SystemExit(
                     f"the first pod {name} cannot be found ({error}); launch the job again to"
                     " resume from its last checkpoint"
@@ -92,23 +92,25 @@ def store(ml: Path, job: Path) -> None:
             if path.is_file() and path.resolve().is_relative_to(root):
                 target = job / place / path.relative_to(ml / folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "rb") as source, open(target, "wb") as copied:
-                    shutil.copyfileobj(source, copied, 16 << 20)
+                with open(path, "rb") as source, open(target, "wb") as target_file:
+                    shutil.copyfileobj(source, target_file, 16 << 20)
 
 
-def say_why(job: Path, rank: int, why: str) -> None:
+def say_why(job: Path, rank: int, reason: str) -> None:
     """Print the cause of a failure, and leave it for `smtrain status`."""
-    print(why, file=sys.stderr, flush=True)
+    print(reason, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         (job / "failures").mkdir(parents=True, exist_ok=True)
-        (job / "failures" / host_name(rank)).write_text(why, "utf-8")
+        (job / "failures" / host_name(rank)).write_text(reason, "utf-8")
 
 
-def variables(ml: Path, stage: str, environment: Mapping[str, str], *, own: bool) -> dict[str, str]:
+def variables(
+    ml: Path, stage: str, environment: Mapping[str, str], *, is_user_command: bool
+) -> dict[str, str]:
     """The environment of the launcher, or (`own`) of the user's command, which gets PAI-DLC's
     variables as they are.
     """
-    if own:
+    if is_user_command:
         return {
             **environment,
             "SMTRAIN_INPUTS": str(ml / "input/data"),
@@ -127,22 +129,26 @@ def attend(job: Path, ml: Path, stage: str, command: list[str]) -> int:
     """Run the stage, or the user's command, and store its output; returns the pod's exit
     status.
     """
-    told: list[bool] = []
+    stop_requests: list[bool] = []
     with open(1, "wb", buffering=0, closefd=False) as out:
-        environment = variables(ml, stage, os.environ, own=bool(command))
-        launcher = [sys.executable, str(HERE / "launch.py"), stage]
+        environment = variables(ml, stage, os.environ, is_user_command=bool(command))
+        launcher = [sys.executable, str(FOLDER / "launch.py"), stage]
         status, _ = run(
-            command or launcher, out, environment, lambda: told.append(True), together=bool(command)
+            command or launcher,
+            out,
+            environment,
+            lambda: stop_requests.append(True),
+            new_session=bool(command),
         )
     store(ml, job)
     rank = int(os.environ.get("RANK", "0"))
-    if status and not told:
+    if status and not stop_requests:
         say_why(job, rank, read_failure(ml) or f"it ended with status {status}")
-    elif told:
+    elif stop_requests:
         say_why(
             job, rank, "it was told to end, and saved its work if it could; launch again to resume"
         )
-    return TOLD if told and not status else status
+    return STOP_STATUS if stop_requests and not status else status
 
 
 def main() -> None:
@@ -168,14 +174,14 @@ def main() -> None:
         if (
             stage == "train"
             and not command
-            and (why := too_few(ml, os.environ.get("NPROC_PER_NODE", "")))
+            and (reason := too_few(ml, os.environ.get("NPROC_PER_NODE", "")))
         ):
-            raise SystemExit(why)
+            raise SystemExit(reason)
         names = [host_name(number) for number in range(hosts)]
         if command and (
-            why := uploads.damage(ml, names, host_name(rank))
+            reason := uploads.damage(ml, names, host_name(rank))
         ):  # else the launcher does this
-            raise SystemExit(why)
+            raise SystemExit(reason)
         status = attend(job, ml, stage, command)
     except (OSError, SystemExit) as error:
         say_why(job, rank, str(error))

@@ -19,8 +19,8 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation.long import LongRequest
 
     # The harness imports a library of this file's name, so this folder must not be searched.
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
+    folder = Path(__file__).resolve().parent
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != folder]
     options = config.evaluate
     tasks = container.channel("tasks") if options.data else None
     request = EvaluationRequest(
@@ -39,19 +39,19 @@ def stage(config: JobConfig, container: Container) -> None:
         if options.long_tasks
         else None
     )
-    before = container.channel("base") if container.has_channel("base") else None
-    base = before if options.base else None
-    made = evaluate(
+    base_path = container.channel("base") if container.has_channel("base") else None
+    base = base_path if options.base else None
+    evaluation = evaluate(
         container.channel("model"),
         base,
         request,
-        lambda said: print(said, flush=True),
-        before,
+        lambda message: print(message, flush=True),
+        base_path,
         long,
     )
-    save(made, container.model_dir)
-    print(format_result(made), flush=True)
-    for line in report.lines(made):
+    save(evaluation, container.model_dir)
+    print(format_result(evaluation), flush=True)
+    for line in report.lines(evaluation):
         print(line, flush=True)
 
 

@@ -18,7 +18,7 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.checkpoint.targets import Megatron
 
     weights = container.channel("weights") if container.has_channel("weights") else None
-    changed = export(
+    merge_summary = export(
         container.channel("checkpoint"),
         BaseModel(container.channel("model"), config.model.path, weights),
         container.model_dir,
@@ -26,9 +26,9 @@ def stage(config: JobConfig, container: Container) -> None:
         best=config.export.checkpoint == "best",
         title=re.sub(r"-export-[0-9a-f]{8}(-\d+)?$", "", container.job) or "smtrain",
     )
-    if changed:
+    if merge_summary:
         print(
-            f"merged the adapter: {changed.tensors} tensors changed, by {changed.largest:.3g} at"
+            f"merged the adapter: {merge_summary.tensors} tensors changed, by {merge_summary.largest:.3g} at"
             " most",
             flush=True,
         )

@@ -55,31 +55,31 @@ def from_hugging_face(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    about = HfApi(token=token or False).model_info(name, revision=revision)
-    files = _chosen(config, [item.rfilename for item in about.siblings or []])
+    model_info = HfApi(token=token or False).model_info(name, revision=revision)
+    files = _wanted_files(config, [item.rfilename for item in model_info.siblings or []])
     snapshot_download(
         name,
-        revision=about.sha,
+        revision=model_info.sha,
         local_dir=folder,
         token=token or False,
         allow_patterns=[escape(file) for file in files],
     )
     shutil.rmtree(folder / ".cache", ignore_errors=True)
-    return {"endpoint": constants.ENDPOINT, "commit": about.sha}
+    return {"endpoint": constants.ENDPOINT, "commit": model_info.sha}
 
 
 def from_modelscope(
     config: JobConfig, name: str, revision: str, folder: Path, token: str | None
 ) -> dict[str, str | None]:
     commit, files = modelscope.list_files(name, revision, token)
-    chosen = set(_chosen(config, [file.path for file in files]))
-    modelscope.fetch(name, [file for file in files if file.path in chosen], folder, token)
+    chosen_paths = set(_wanted_files(config, [file.path for file in files]))
+    modelscope.fetch(name, [file for file in files if file.path in chosen_paths], folder, token)
     return {"endpoint": modelscope.site(), "commit": commit}
 
 
-def _chosen(config: JobConfig, files: Collection[str]) -> list[str]:
-    needed = config.model.init == "weights" and config.model.weights is None
-    if needed and weights_in(files) is None and not missing_shards(files)[0]:
+def _wanted_files(config: JobConfig, files: Collection[str]) -> list[str]:
+    needs_weights = config.model.init == "weights" and config.model.weights is None
+    if needs_weights and weights_in(files) is None and not missing_shards(files)[0]:
         raise SmtrainError(
             folder_misfit(files, config.model.path)
             or f"{config.model.path} lacks model.safetensors and pytorch_model.bin; choose a"

@@ -89,11 +89,11 @@ def fork_ranks() -> None:
     """Make torchrun fork ranks that are Python scripts."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    started = SubprocessHandler._popen
+    original_popen = SubprocessHandler._popen
 
     def start(handler: Any, command: tuple[str, ...], environment: dict[str, str]) -> Any:
         if list(command[:2]) != [sys.executable, "-u"] or not command[2].endswith(".py"):
-            return started(handler, command, environment)
+            return original_popen(handler, command, environment)
         streams: list[Any] = [handler._stdout or sys.__stdout__, handler._stderr or sys.__stderr__]
         return Rank(list(command[2:]), environment, [stream.fileno() for stream in streams])
 

@@ -21,9 +21,9 @@ def stage(config: JobConfig, container: Container) -> None:
         from smtrain.worker.checkpoint.convert import convert
         from smtrain.worker.checkpoint.targets import HuggingFace
 
-        merged = Path(tempfile.mkdtemp()) / "merged"
-        convert(container.channel("base"), merged, to=HuggingFace(), merge_adapter=folder)
-        folder = merged
+        merged_folder = Path(tempfile.mkdtemp()) / "merged"
+        convert(container.channel("base"), merged_folder, to=HuggingFace(), merge_adapter=folder)
+        folder = merged_folder
     texts = generate(
         folder,
         list(options.prompts),

@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 # Folders that the native stack of Neuron keeps compiled graphs in, by the variable that names each.
 # It reads them when torch is imported. Source: a public copy of torch-neuronx before its release,
 # and users of its betas (2026-04 to 10).
@@ -42,7 +42,7 @@ MASTER_PORT = "7777"  # what the SageMaker toolkits use
 IMPORT_TORCH = ("generate", "evaluate")
 
 
-def wanted(file: Path, stage: str) -> list[str]:
+def stage_requirements(file: Path, stage: str) -> list[str]:
     """The requirements of a pip file for a stage: a comment behind one names its stages; no comment
     means all.
     """
@@ -55,17 +55,17 @@ def wanted(file: Path, stage: str) -> list[str]:
     ]
 
 
-def missing(lines: list[str]) -> list[str]:
+def missing_requirements(lines: list[str]) -> list[str]:
     """The requirements that the installed packages do not satisfy; for a pinned one, any version
     will do.
     """
-    lacking = []
+    unmet_lines = []
     for line in lines:
         name = re.split(r"[^A-Za-z0-9._-]", line)[0]
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            lacking.append(line)
+            unmet_lines.append(line)
             continue
         if "--hash" in line:
             continue
@@ -73,28 +73,31 @@ def missing(lines: list[str]) -> list[str]:
             from packaging.requirements import Requirement
 
             if not Requirement(line).specifier.contains(version, prereleases=True):
-                lacking.append(line)
-    return lacking
+                unmet_lines.append(line)
+    return unmet_lines
 
 
 def lacking_for_options(ml: Path, stage: str) -> dict[tuple[str, str], list[str]]:
     """Unsatisfied requirements, by the option of the config (`data.filters`) and smtrain's
     extra.
     """
-    sys.path.insert(0, str(HERE.parent))
+    sys.path.insert(0, str(FOLDER.parent))
     from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, package_needs, requirements
 
     file = ml / "input/data/config/config.json"
     needs = package_needs(json.loads(file.read_text("utf-8")) if file.is_file() else {}, [stage])
-    lacking = {
-        need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in needs
+    missing_by_need = {
+        need: missing_requirements(requirements(FOLDER / "requirements.txt", WORDS[need]))
+        for need in needs
     }
-    if several(ml) and list((ml / "input/data/code/wheels").glob("ray-*.whl")):
-        lacking.pop("data.machines", None)  # it came with the code
-    return {(need, EXTRAS[need]): lines for need, lines in lacking.items() if lines}
+    if has_several_hosts(ml) and list((ml / "input/data/code/wheels").glob("ray-*.whl")):
+        missing_by_need.pop("data.machines", None)  # it came with the code
+    return {(need, EXTRAS[need]): lines for need, lines in missing_by_need.items() if lines}
 
 
-def refuse(stage: str, lacking: list[str], ml: Path, needs: Sequence[tuple[str, str]] = ()) -> None:
+def refuse(
+    stage: str, missing_lines: list[str], ml: Path, needs: Sequence[tuple[str, str]] = ()
+) -> None:
     """End with a sentence about missing packages in output/failure: nothing is installed over a
     network.
 
@@ -108,9 +111,9 @@ def refuse(stage: str, lacking: list[str], ml: Path, needs: Sequence[tuple[str, 
         if "SMTRAIN_MASTER_PORT" in os.environ
         else "build it into the image (`smtrain image build`), or choose another (compute.image)"
     )
-    why = " and ".join(need for need, _ in needs) or f"stage {stage}"
+    reason = " and ".join(need for need, _ in needs) or f"stage {stage}"
     end(
-        f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)};"
+        f"{sys.executable} has no {', '.join(missing_lines)}, which {reason} need{'s' * (len(needs) < 2)};"
         f" {remedy}",
         ml,
     )
@@ -130,10 +133,10 @@ def verify_neuron(ml: Path) -> None:
 
     config = json.loads((ml / "input/data/config/config.json").read_text("utf-8"))
     compute, engine = config["compute"], (config.get("train") or {}).get("engine", "native")
-    host = neuron_host.look()
+    host = neuron_host.describe_patiently()
     processes = int(compute["processes_per_instance"])
-    if why := neuron_host.fault(engine, compute.get("instance_type", ""), processes, host):
-        end(why, ml)
+    if fault := neuron_host.fault(engine, compute.get("instance_type", ""), processes, host):
+        end(fault, ml)
     if host.device:
         versions = ", ".join(f"{name} {version}" for name, version in host.packages.items())
         print(f"neuron: driver {host.driver or 'unknown'}, {versions}", flush=True)
@@ -145,8 +148,8 @@ def verify_uploads(ml: Path) -> None:
         return
     import uploads
 
-    if why := uploads.damage(ml, *hosts_of(ml)):
-        end(why, ml)
+    if damage := uploads.damage(ml, *hosts_of(ml)):
+        end(damage, ml)
 
 
 def libraries(stage: str, ml: Path) -> Path | None:
@@ -155,19 +158,19 @@ def libraries(stage: str, ml: Path) -> Path | None:
 
     Without an index, with the hashes of wheels.txt, and never into this Python.
     """
-    lacking = missing(wanted(HERE / "wheels.txt", stage))
-    if stage == "prepare" and several(ml):
-        lacking += missing(wanted(HERE / "wheels-ray.txt", stage))
-    if not lacking:
+    missing_lines = missing_requirements(stage_requirements(FOLDER / "wheels.txt", stage))
+    if stage == "prepare" and has_several_hosts(ml):
+        missing_lines += missing_requirements(stage_requirements(FOLDER / "wheels-ray.txt", stage))
+    if not missing_lines:
         return None
-    names = ", ".join(line.split("==")[0] for line in lacking)
+    names = ", ".join(line.split("==")[0] for line in missing_lines)
     wheels, folder = ml / "input/data/code/wheels", ml / "code/libraries"
     reason = "no wheels came with the code"
     if wheels.is_dir():
         lock = ml / "code/wheels.txt"
-        lock.write_text("\n".join(lacking) + "\n", "utf-8")
+        lock.write_text("\n".join(missing_lines) + "\n", "utf-8")
         began = time.monotonic()
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 sys.executable,
                 "-m",
@@ -188,18 +191,18 @@ def libraries(stage: str, ml: Path) -> Path | None:
             text=True,
             errors="replace",
         )
-        if done.returncode == 0:
+        if process.returncode == 0:
             # `smtrain check` reads it (core/protocol/log_lines.py).
             print(f"installed {names} in {time.monotonic() - began:.1f} s", flush=True)
             return folder
-        reason = (done.stdout.strip() or f"pip ended with status {done.returncode}").splitlines()[
-            -1
-        ]
+        reason = (
+            process.stdout.strip() or f"pip ended with status {process.returncode}"
+        ).splitlines()[-1]
     print(f"without {names} ({reason}): slower ways are taken instead", flush=True)
     return None
 
 
-def several(ml: Path) -> bool:
+def has_several_hosts(ml: Path) -> bool:
     """Whether the job has several hosts."""
     return len(hosts_of(ml)[0]) > 1
 
@@ -215,7 +218,7 @@ def hosts_of(ml: Path) -> tuple[list[str], str]:
 
 def command(stage: str, ml: Path) -> list[str]:
     """The command to become: the stage's script, under torchrun for training."""
-    script = str(HERE / f"{stage}.py")
+    script = str(FOLDER / f"{stage}.py")
     if stage != "train":
         return [sys.executable, script]
     resources = json.loads((ml / "input/config/resourceconfig.json").read_text("utf-8"))
@@ -227,8 +230,8 @@ def command(stage: str, ml: Path) -> list[str]:
             f"{library}_SOCKET_IFNAME", resources.get("network_interface_name", "eth0")
         )
     first = address(hosts[0])
-    together = processes * (len(hosts) if on_this_machine(first) else 1)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // together)))
+    process_count = processes * (len(hosts) if on_this_machine(first) else 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // process_count)))
     return [
         sys.executable,
         *torchrun(first, (config.get("train") or {}).get("engine", "native")),
@@ -250,7 +253,7 @@ def torchrun(first: str, engine: str) -> list[str]:
     if not on_this_machine(first):
         return ["-m", "torch.distributed.run"]
     forks = engine == "native" and sys.platform == "linux" and not accelerator()
-    return [str(HERE / ("forking.py" if forks else "rendezvous.py"))]
+    return [str(FOLDER / ("forking.py" if forks else "rendezvous.py"))]
 
 
 def cores() -> int:
@@ -280,13 +283,13 @@ def graph_folder(ml: Path) -> Path | None:
     """
     from smtrain.core.protocol.entrypoints import GRAPHS, GRAPHS_FOLDER
 
-    kept = os.environ.get(GRAPHS_FOLDER)
-    if not kept and GRAPHS not in os.environ:
+    pool_folder = os.environ.get(GRAPHS_FOLDER)
+    if not pool_folder and GRAPHS not in os.environ:
         return None
     if "SMTRAIN_WARM" in os.environ and not accelerator():  # a local job on CPUs compiles nothing
         return None
-    if kept:
-        folder = ml / kept.removeprefix("/opt/ml/")
+    if pool_folder:
+        folder = ml / pool_folder.removeprefix("/opt/ml/")
     else:
         # /tmp is on the volume or the NVMe disks of a host of SageMaker; /opt/ml itself may be on
         # its root disk.
@@ -294,13 +297,13 @@ def graph_folder(ml: Path) -> Path | None:
     for variable, name in GRAPH_FOLDERS.items():
         os.environ.setdefault(variable, str(folder / name))
         (folder / name).mkdir(parents=True, exist_ok=True)
-    own = folder.with_name(f"{folder.name}-of-host")
+    host_folder = folder.with_name(f"{folder.name}-of-host")
     for variable, name in OF_THIS_HOST.items():
-        os.environ.setdefault(variable, str(own / name))
+        os.environ.setdefault(variable, str(host_folder / name))
     return folder
 
 
-def copy_graphs(action: str, folder: Path, seconds: float, *more: str) -> None:
+def copy_graphs(action: str, folder: Path, seconds: float, *extra_arguments: str) -> None:
     """Copy compiled graphs from (`fetch`) or to (`store`) the place that keeps them between jobs;
     never fails.
     """
@@ -310,7 +313,13 @@ def copy_graphs(action: str, folder: Path, seconds: float, *more: str) -> None:
         return
     try:
         subprocess.run(
-            [sys.executable, str(HERE / "compile_cache.py"), action, str(folder), *more],
+            [
+                sys.executable,
+                str(FOLDER / "compile_cache.py"),
+                action,
+                str(folder),
+                *extra_arguments,
+            ],
             timeout=max(1.0, seconds),
         )
     except subprocess.TimeoutExpired:
@@ -320,7 +329,7 @@ def copy_graphs(action: str, folder: Path, seconds: float, *more: str) -> None:
         )
 
 
-def supervise(arguments: list[str], stopped: list[float] | None = None) -> int:
+def supervise(arguments: list[str], stop_times: list[float] | None = None) -> int:
     """Run torchrun; returns its exit status, or 128 + the signal that killed it.
 
     SIGTERM goes to the training processes, which save and exit by themselves; before they exist, to
@@ -329,8 +338,8 @@ def supervise(arguments: list[str], stopped: list[float] | None = None) -> int:
     process: Any = None
 
     def stop(_number: int, _frame: object) -> None:
-        if stopped is not None:
-            stopped.append(time.monotonic())
+        if stop_times is not None:
+            stop_times.append(time.monotonic())
         if process is None:
             sys.exit(128 + signal.SIGTERM)
         for pid in children(process.pid) or [process.pid]:
@@ -338,7 +347,7 @@ def supervise(arguments: list[str], stopped: list[float] | None = None) -> int:
                 os.kill(pid, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    forks = arguments[1] == str(HERE / "forking.py")
+    forks = arguments[1] == str(FOLDER / "forking.py")
     process = (copy(arguments, must=True) if forks else None) or subprocess.Popen(arguments)
     status: int = process.wait()
     return status if status >= 0 else 128 - status
@@ -348,17 +357,19 @@ def train(arguments: list[str], ml: Path) -> int:
     """Train between a copy of compiled graphs to this host and one of new graphs from it; returns
     the exit status.
     """
-    sys.path.insert(0, str(HERE.parent))
-    folder, stopped = graph_folder(ml), list[float]()
+    sys.path.insert(0, str(FOLDER.parent))
+    folder, stop_times = graph_folder(ml), list[float]()
     if folder:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         copy_graphs("fetch", folder, COPY_SECONDS)
-    status = supervise(arguments, stopped)
+    status = supervise(arguments, stop_times)
     if folder:
-        left = STOP_SECONDS - (time.monotonic() - stopped[0]) if stopped else COPY_SECONDS
+        remaining_s = (
+            STOP_SECONDS - (time.monotonic() - stop_times[0]) if stop_times else COPY_SECONDS
+        )
         # A process that was killed may have left half a file.
-        before = time.time() - HALF_SECONDS if status or stopped else float("inf")
-        copy_graphs("store", folder, left, str(before))
+        newest_mtime = time.time() - HALF_SECONDS if status or stop_times else float("inf")
+        copy_graphs("store", folder, remaining_s, str(newest_mtime))
     return status
 
 
@@ -394,8 +405,8 @@ def address(host: str) -> str:
     """The address of the first host: $SMTRAIN_MASTER_ADDR, its name, or this machine in a sandbox
     without names.
     """
-    if there := os.environ.get("SMTRAIN_MASTER_ADDR"):
-        return there
+    if master_address := os.environ.get("SMTRAIN_MASTER_ADDR"):
+        return master_address
     try:
         socket.gethostbyname(host)
     except OSError:
@@ -407,14 +418,16 @@ def main() -> None:
     """Check and install libraries, then become the stage."""
     stage = sys.argv[1]
     ml = Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
-    if lacking := missing(wanted(HERE / "requirements.txt", stage)):
-        refuse(stage, lacking, ml)
+    if missing_lines := missing_requirements(
+        stage_requirements(FOLDER / "requirements.txt", stage)
+    ):
+        refuse(stage, missing_lines, ml)
     if needs := lacking_for_options(ml, stage):
         refuse(stage, [line for lines in needs.values() for line in lines], ml, list(needs))
     verify_uploads(ml)
     if stage == "train":
         verify_neuron(ml)
-    paths = [str(HERE.parent), str(libraries(stage, ml) or ""), os.environ.get("PYTHONPATH")]
+    paths = [str(FOLDER.parent), str(libraries(stage, ml) or ""), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():

@@ -45,7 +45,7 @@ class Host:
     """Physical Neuron cores; None if `neuron-ls` is not there or does not say."""
 
 
-def look() -> Host:
+def inspect_host() -> Host:
     """Read the host; tools that are missing or fail leave their value unknown."""
     packages = {}
     for name in ("torch", "torch-neuronx", "neuronx-distributed"):
@@ -63,10 +63,10 @@ def _cores() -> int | None:
     if program is None:
         return None
     try:
-        said = subprocess.run(
+        process = subprocess.run(
             [program, "--json-output"], capture_output=True, text=True, timeout=LS_SECONDS
         )
-        devices = json.loads(said.stdout)
+        devices = json.loads(process.stdout)
         # Releases differ in whether nc_count is of logical cores or of physical ones: the larger
         # reading is taken.
         cores = sum(
@@ -85,8 +85,8 @@ def numbers(version: str | None) -> tuple[int, ...]:
     """The numbers that a version begins with: (2, 14, 3, 0) for 2.14.3.0.123+abc; empty for
     None.
     """
-    found = re.match(r"\d+(\.\d+)*", version or "")
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version or "")
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def fault(engine: str, instance_type: str, processes: int, host: Host) -> str | None:
@@ -110,16 +110,16 @@ def fault(engine: str, instance_type: str, processes: int, host: Host) -> str | 
 def _wrong_packages(engine: str, packages: dict[str, str]) -> str | None:
     torch, neuronx = packages.get("torch"), packages.get("torch-neuronx")
     if torch is None or neuronx is None:
-        lacking = "no torch" if torch is None else f"torch {torch} and no torch-neuronx"
+        torch_problem = "no torch" if torch is None else f"torch {torch} and no torch-neuronx"
         return (
-            f"the image has {lacking}, so it cannot use the Neuron devices; take an image for"
+            f"the image has {torch_problem}, so it cannot use the Neuron devices; take an image for"
             " Neuron (compute.image)"
         )
     native = numbers(neuronx)[:2] >= TORCHNEURON
     if engine == "native" and not native:
         return (
             f"the image has torch-neuronx {neuronx}, which is PyTorch/XLA, and engine native needs"
-            f" TorchNeuron ({_dotted(TORCHNEURON)} or later); take an image of Neuron 2.33 or later"
+            f" TorchNeuron ({_format_version(TORCHNEURON)} or later); take an image of Neuron 2.33 or later"
             " (compute.image)"
         )
     if engine == "nxd" and native:
@@ -136,7 +136,7 @@ def _wrong_packages(engine: str, packages: dict[str, str]) -> str | None:
     if numbers(torch)[:2] != pair:
         return (
             f"the image has torch {torch}, and torch-neuronx {neuronx} is made for torch"
-            f" {_dotted(pair)}; install the torch that belongs to it, or take AWS's image"
+            f" {_format_version(pair)}; install the torch that belongs to it, or take AWS's image"
             " (compute.image)"
         )
     return None
@@ -151,28 +151,28 @@ def _old_driver(engine: str, host: Host) -> str | None:
     ):
         return None
     nxd = engine == "nxd"
-    other = (
+    remedy = (
         "take an image of Neuron 2.28 or 2.29 (compute.image)"
         if nxd
         else "launch again for other hosts"
     )
     return (
         f"the host's Neuron driver is {host.driver}, and the image's runtime refuses drivers up to"
-        f" {_dotted(REFUSED_DRIVER)}; {other}, or update the driver on nodes of your own"
+        f" {_format_version(REFUSED_DRIVER)}; {remedy}, or update the driver on nodes of your own"
         " (aws-neuronx-dkms)"
     )
 
 
 def _few_cores(processes: int, host: Host) -> str | None:
     lnc = next((os.environ[name] for name in LNC if os.environ.get(name, "").isdigit()), "1")
-    wanted = processes * max(1, int(lnc))
-    if host.cores is None or wanted <= host.cores:
+    wanted_cores = processes * max(1, int(lnc))
+    if host.cores is None or wanted_cores <= host.cores:
         return None
     return (
-        f"{processes} processes with LNC {lnc} need {wanted} physical Neuron cores, and this host"
+        f"{processes} processes with LNC {lnc} need {wanted_cores} physical Neuron cores, and this host"
         f" has {host.cores}; set compute.processes_per_instance: {host.cores // max(1, int(lnc))}"
     )
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def _format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

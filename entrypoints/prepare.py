@@ -33,12 +33,12 @@ def parts(container: Container) -> PartUploads | None:
     from smtrain.worker.data.part_uploads import PART_BYTES, PartUploads
 
     megabytes = os.environ.get("SMTRAIN_PART_MB")
-    every = round(float(megabytes) * 1e6) if megabytes else PART_BYTES
+    part_bytes = round(float(megabytes) * 1e6) if megabytes else PART_BYTES
     if not container.checkpoint_dir.is_dir():
         return None
-    made = PartUploads(container.checkpoint_dir, every)
-    signal.signal(signal.SIGTERM, lambda *_: made.stop.set())
-    return made
+    uploads = PartUploads(container.checkpoint_dir, part_bytes)
+    signal.signal(signal.SIGTERM, lambda *_: uploads.stop.set())
+    return uploads
 
 
 def places(container: Container) -> tuple[str | None, str | None]:
@@ -86,22 +86,22 @@ def on_machines(
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         return run(Spread(executor, work, out, size, data.max_crashed, stop))
 
-    def failed(sentence: str) -> NoReturn:
+    def fail_job(sentence: str) -> NoReturn:
         fail(container, sentence)
 
     if data.ray_address:
-        with RayExecutor(data.ray_address, ships_code=True, on_loss=failed) as executor:
+        with RayExecutor(data.ray_address, ships_code=True, on_loss=fail_job) as executor:
             return spread(executor)
     assert work
-    own = own_address(container.host)
+    host_address = own_address(container.host)
     if container.host_rank:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         print(f"{container.host} works for {container.hosts[0]}", flush=True)
-        join(SharedPlace(work), own, stop)
+        join(SharedPlace(work), host_address, stop)
         return None
     port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
     return on_cluster(
-        SharedPlace(work), address(container.hosts[0]), port, to_stderr, spread, failed
+        SharedPlace(work), address(container.hosts[0]), port, to_stderr, spread, fail_job
     )
 
 
@@ -125,10 +125,10 @@ def stage(config: JobConfig, container: Container) -> None:
     # the first process of a container does not end by a signal that it has no handler for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     data = config.data
-    named = [source.path for source in data.all_sources] or [
+    source_paths = [source.path for source in data.all_sources] or [
         ""
     ]  # in a shell the channel alone says it
-    if config.model.token and any(path.startswith(HUB) for path in named):
+    if config.model.token and any(path.startswith(HUB) for path in source_paths):
         from token_by_name import read
 
         os.environ["HF_TOKEN"] = read(
@@ -136,22 +136,22 @@ def stage(config: JobConfig, container: Container) -> None:
         )  # datasets reads it from this process's environment
     sources = [
         path if path.startswith(HUB) else container.channel(name)
-        for name, path in zip(text_channels(config), named, strict=True)
+        for name, path in zip(text_channels(config), source_paths, strict=True)
     ]
-    placed = with_inputs(
+    placed_config = with_inputs(
         config, lambda name, path: path if path.startswith(HUB) else str(container.channel(name))
     )
-    options = PrepareOptions.of(placed, listings=container.listings)
-    prepared = prepare if config.train.objective == "pretrain" else prepare_sft
+    options = PrepareOptions.of(placed_config, listings=container.listings)
+    prepare_dataset = prepare if config.train.objective == "pretrain" else prepare_sft
 
     def run(spread: Spread | None) -> DatasetManifest:
-        kept = None if spread else parts(container)
-        return prepared(
+        uploads = None if spread else parts(container)
+        return prepare_dataset(
             sources,
             container.model_dir,
             container.channel("model"),
             options,
-            parts=kept,
+            parts=uploads,
             spread=spread,
         )
 
@@ -171,8 +171,8 @@ def stage(config: JobConfig, container: Container) -> None:
         )
     for reason, count in manifest.dropped.items():
         print(f"left out: {count} {reason}", flush=True)
-    for what, count in manifest.noted.items():
-        print(f"found: {count} {what}", flush=True)
+    for finding, count in manifest.noted.items():
+        print(f"found: {count} {finding}", flush=True)
     for line in manifest.bad_lines:
         print(f"skipped: {line}", flush=True)
 

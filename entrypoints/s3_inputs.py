@@ -25,7 +25,7 @@ ATTEMPTS = 12
 SAY_S = 10.0
 
 
-def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, str]]:
+def list_objects(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, str]]:
     """(key, name, size, etag) of the objects of a channel; of a folder, with its slash or not, only
     those in it.
     """
@@ -44,17 +44,17 @@ def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, s
     ]
 
 
-def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
+def sync_prefix(client: Any, uri: str, shared_folder: Path, say: Any) -> Path:
     """Copy a prefix's objects unless they are there; returns their folder.
 
     Raises SystemExit if it has no objects, or if they change meanwhile.
     """
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    objects = listed(client, bucket, prefix)
+    objects = list_objects(client, bucket, prefix)
     if not objects:
         raise SystemExit(f"{uri}: there is no object under it; check the bucket and the prefix")
     digest = hashlib.sha256(json.dumps([uri, objects]).encode()).hexdigest()[:16]
-    place = shared / "s3" / digest
+    place = shared_folder / "s3" / digest
     data, manifest = place / "data", place / "manifest.json"
     parts = (
         place / "parts" / f"{os.uname().nodename}.{os.getpid()}"
@@ -65,13 +65,13 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
     for _, name, _, _ in objects:
         if not (data / name).resolve().is_relative_to(data.resolve()):
             raise SystemExit(f"{uri}: the key {name!r} points outside its folder")
-    lacking = [one for one in objects if not _there(data / one[1], one[2])]
-    total, done, said = sum(size for *_, size, _ in lacking), 0, time.monotonic()
+    missing_objects = [item for item in objects if not _is_present(data / item[1], item[2])]
+    total, copied_bytes, said_at = sum(size for *_, size, _ in missing_objects), 0, time.monotonic()
     say(f"copying {total / 1e6:.1f} MB of {uri} to {data}")
     with ThreadPoolExecutor(STREAMS) as pool:
         copies = {
             pool.submit(_copy, client, bucket, key, data / name, parts / str(number)): size
-            for number, (key, name, size, _) in enumerate(lacking)
+            for number, (key, name, size, _) in enumerate(missing_objects)
         }
         for copy in as_completed(copies):
             try:
@@ -80,11 +80,11 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
                 if manifest.exists():  # another job has copied everything, and deleted our parts
                     return data
                 raise
-            done += copies[copy]
-            if time.monotonic() - said > SAY_S:
-                said = time.monotonic()
-                say(f"copied {done / 1e6:.1f} of {total / 1e6:.1f} MB")
-    if listed(client, bucket, prefix) != objects:
+            copied_bytes += copies[copy]
+            if time.monotonic() - said_at > SAY_S:
+                said_at = time.monotonic()
+                say(f"copied {copied_bytes / 1e6:.1f} of {total / 1e6:.1f} MB")
+    if list_objects(client, bucket, prefix) != objects:
         raise SystemExit(
             f"{uri} changed while it was copied to {data}; launch again when it is complete"
         )
@@ -94,7 +94,7 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
     return data
 
 
-def _there(path: Path, size: int) -> bool:
+def _is_present(path: Path, size: int) -> bool:
     return path.exists() and path.stat().st_size == size
 
 
@@ -113,7 +113,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    job, shared = Path(sys.argv[1]), Path(sys.argv[2])
+    job, shared_folder = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads((job / "request.json").read_text("utf-8"))
     uris = {
         channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]
@@ -140,7 +140,7 @@ def main() -> None:
                 "s3", config=Config(retries={"mode": "standard", "total_max_attempts": ATTEMPTS})
             )
             folders = {
-                uri: str(synced(client, uri, shared, say))
+                uri: str(sync_prefix(client, uri, shared_folder, say))
                 for uri in sorted(uris)
                 if uri.startswith("s3://")
             }
@@ -150,7 +150,9 @@ def main() -> None:
                 " pass a profile on (--export=AWS_PROFILE in cluster.sbatch)"
             ) from None
         except OSError as error:
-            raise SystemExit(f"inputs in S3 cannot be copied to {shared} ({error})") from None
+            raise SystemExit(
+                f"inputs in S3 cannot be copied to {shared_folder} ({error})"
+            ) from None
     except SystemExit as failure:
         say(str(failure))
         _write(job / "nodes/algo-1/output/failure", str(failure))

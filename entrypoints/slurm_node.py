@@ -20,7 +20,7 @@ from typing import Any
 
 from cluster_host import interface_to, link_folders, link_inputs, make_folders, run
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 SCHEME = "file://"
 GRAPHS, GRAPHS_COMPLETE = (
     "NEURON_COMPILE_CACHE_URL",
@@ -34,8 +34,8 @@ def make_host(
     """Make the folder for this node's /opt/ml; deletes remains of an earlier attempt in it."""
     ml = job / "nodes" / f"algo-{rank + 1}"
     make_folders(ml, rank, hosts, interface)
-    copied = job / "inputs.json"  # written by s3_inputs.py
-    from_s3 = json.loads(copied.read_text("utf-8")) if copied.exists() else {}
+    inputs_record = job / "inputs.json"  # written by s3_inputs.py
+    from_s3 = json.loads(inputs_record.read_text("utf-8")) if inputs_record.exists() else {}
     uris = {
         c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
         for c in request["InputDataConfig"]
@@ -62,20 +62,20 @@ def first_node() -> str:
     return os.environ.get("SMTRAIN_MASTER_ADDR") or launching or socket.gethostname()
 
 
-def own_graphs(shared: str) -> str:
+def own_graphs(shared_folder: str) -> str:
     """The folder of compiled graphs for this node's processes.
 
     A complete cache is copied to the node's own disk, because the compiler's locks are slow on a
     shared file system; any other cache is used as it is.
     """
-    if not shared.startswith("/") or not Path(shared, GRAPHS_COMPLETE).exists():
-        return shared
-    own = Path(tempfile.mkdtemp(prefix="smtrain-graphs-"))
-    shutil.copytree(shared, own, dirs_exist_ok=True)
-    return str(own)
+    if not shared_folder.startswith("/") or not Path(shared_folder, GRAPHS_COMPLETE).exists():
+        return shared_folder
+    node_folder = Path(tempfile.mkdtemp(prefix="smtrain-graphs-"))
+    shutil.copytree(shared_folder, node_folder, dirs_exist_ok=True)
+    return str(node_folder)
 
 
-def say_full(ml: Path, why: str) -> None:
+def say_full(ml: Path, reason: str) -> None:
     """Write the cause of a failure on a full disk, using the space that the batch script has
     reserved for it.
     """
@@ -83,13 +83,13 @@ def say_full(ml: Path, why: str) -> None:
         (ml.parent.parent / ".reserve").unlink(missing_ok=True)
         (ml / "output").mkdir(exist_ok=True)
         (ml / "output/failure").write_text(
-            f"{ml}: {why}; make room in cluster.shared, then launch again to resume from its last"
+            f"{ml}: {reason}; make room in cluster.shared, then launch again to resume from its last"
             " checkpoint",
             "utf-8",
         )
 
 
-def attend(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
+def attend(command: list[str], log: Path, environment: dict[str, str], stop_mark: Path) -> int:
     """Run the launcher and log each line with its time; returns its exit status, or 128 + the
     signal.
 
@@ -98,12 +98,12 @@ def attend(command: list[str], log: Path, environment: dict[str, str], told: Pat
     it was told to stop.
     """
     with open(log, "ab", buffering=0) as out:
-        status, why = run(command, out, environment, told.touch)
-    if status and not told.exists():
+        status, reason = run(command, out, environment, stop_mark.touch)
+    if status and not stop_mark.exists():
         with contextlib.suppress(OSError):
-            told.with_name("failed").touch()
-        if why:
-            say_full(told.parent, why)
+            stop_mark.with_name("failed").touch()
+        if reason:
+            say_full(stop_mark.parent, reason)
     return status
 
 
@@ -128,9 +128,9 @@ def main() -> None:
         "SMTRAIN_INSTALL": "install smtrain[train] in the nodes' Python (cluster.venv)",
     }
     graphs = os.environ.get(GRAPHS, "")
-    if stage == "train" and (own := own_graphs(graphs)) != graphs:
-        environment[GRAPHS] = own
-    command = [sys.executable, str(HERE / "launch.py"), stage]
+    if stage == "train" and (node_graphs := own_graphs(graphs)) != graphs:
+        environment[GRAPHS] = node_graphs
+    command = [sys.executable, str(FOLDER / "launch.py"), stage]
     try:
         status = attend(command, job / f"logs/algo-{rank + 1}.log", environment, ml / "told")
     finally:

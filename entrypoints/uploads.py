@@ -40,9 +40,9 @@ def files_of(ml: Path) -> list[File]:
     try:
         text = record.read_text("utf-8") if record.is_file() else ""
         return [
-            File(f"{about['uri']}{name}", inputs / channel / name, int(size), str(sha256))
-            for channel, about in json.loads(text).items()
-            for name, (size, sha256) in about["files"].items()
+            File(f"{entry['uri']}{name}", inputs / channel / name, int(size), str(sha256))
+            for channel, entry in json.loads(text).items()
+            for name, (size, sha256) in entry["files"].items()
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(
@@ -52,17 +52,17 @@ def files_of(ml: Path) -> list[File]:
 
 def fault_of(file: File) -> str | None:
     """The reason why a file is not what was uploaded; None if it is."""
-    whole, size = hashlib.sha256(), 0
+    hasher, size = hashlib.sha256(), 0
     try:
         with open(file.path, "rb", buffering=0) as content:
             while block := content.read(_BLOCK):
-                whole.update(block)
+                hasher.update(block)
                 size += len(block)
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     if size != file.size:
         return f"has {size:,} bytes, and {file.size:,} were uploaded"
-    return None if whole.hexdigest() == file.sha256 else "has other bytes than were uploaded"
+    return None if hasher.hexdigest() == file.sha256 else "has other bytes than were uploaded"
 
 
 def damage(ml: Path, hosts: Sequence[str] = ("",), host: str = "") -> str | None:

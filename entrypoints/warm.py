@@ -144,8 +144,8 @@ def serve(listening: socket.socket, environment: dict[str, str]) -> None:
     last = time.monotonic()
     while copies or time.monotonic() - last < IDLE:
         ready, _, _ = select.select([listening.fileno(), 0], [], [], 5.0)
-        while copies and (ended := os.waitpid(-1, os.WNOHANG)[0]):
-            copies.discard(ended)
+        while copies and (ended_pid := os.waitpid(-1, os.WNOHANG)[0]):
+            copies.discard(ended_pid)
         if 0 in ready and not os.read(0, 1):
             return
         if listening.fileno() in ready:
@@ -169,9 +169,9 @@ def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
         head, files, _, _ = socket.recv_fds(connection, 4, 3)
         message = b""
         while len(message) < struct.unpack("!I", head)[0]:
-            if not (more := connection.recv(1 << 16)):
+            if not (chunk := connection.recv(1 << 16)):
                 os._exit(0)
-            message += more
+            message += chunk
         request = json.loads(message)
         if user != os.getuid():
             raise PermissionError(f"user {user} asked")
@@ -190,13 +190,13 @@ def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
         os._exit(0)
 
 
-def differences(request: dict[str, Any], own: dict[str, str]) -> list[str]:
+def differences(request: dict[str, Any], own_environment: dict[str, str]) -> list[str]:
     """Variables and properties in which the caller's own Python would differ from this one."""
-    there = request["environment"]
+    caller_environment = request["environment"]
     keys = [
         key
-        for key in sorted({*there, *own})
-        if not FREE.fullmatch(key) and there.get(key) != own.get(key)
+        for key in sorted({*caller_environment, *own_environment})
+        if not FREE.fullmatch(key) and caller_environment.get(key) != own_environment.get(key)
     ]
     return keys + [name for name in ("prefix", "version") if request[name] != getattr(sys, name)]
 
@@ -216,9 +216,9 @@ def enter(pid: int) -> None:
 
 def follow(connection: socket.socket, copy: int) -> None:
     """Wait for the copy and send back how it ended; kill it if the caller is gone."""
-    ended = os.pidfd_open(copy)
-    ready, _, _ = select.select([connection.fileno(), ended], [], [])
-    if ended not in ready:
+    copy_pidfd = os.pidfd_open(copy)
+    ready, _, _ = select.select([connection.fileno(), copy_pidfd], [], [])
+    if copy_pidfd not in ready:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(copy, signal.SIGKILL)
     _, status = os.waitpid(copy, 0)
@@ -235,17 +235,17 @@ def run(connection: socket.socket, request: dict[str, Any], files: list[int]) ->
         arguments, environment = request["arguments"], request["environment"]
         os.chdir(request["folder"])
         connection.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
-        kept = [os.dup(descriptor) for descriptor in files]  # above 2, whatever was received
-        before = os.environ.get("OMP_NUM_THREADS", "")
+        descriptors = [os.dup(descriptor) for descriptor in files]  # above 2, whatever was received
+        previous_threads = os.environ.get("OMP_NUM_THREADS", "")
         os.environ.clear()  # `title` overwrites the memory that it points to
         title([sys.executable, *arguments], environment)
-        more = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-        sys.path[:1] = [os.path.dirname(arguments[0]), *more]
+        search_path = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+        sys.path[:1] = [os.path.dirname(arguments[0]), *search_path]
         tempfile.tempdir = None
         threads = environment.get("OMP_NUM_THREADS", "")
-        if threads != before and threads.isdigit() and "torch" in sys.modules:
+        if threads != previous_threads and threads.isdigit() and "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(int(threads))
-        become(arguments, environment, dict(enumerate(kept)), set(), exits=True)
+        become(arguments, environment, dict(enumerate(descriptors)), set(), exits=True)
     finally:
         os._exit(1)
 
@@ -260,8 +260,8 @@ def title(arguments: list[str], environment: dict[str, str]) -> None:
     starts = [
         int(field) for field in fields[45:49]
     ]  # arg_start, arg_end, env_start, env_end: proc(5)
-    shown = [arguments, [f"{key}={value}" for key, value in environment.items()]]
-    for begin, end, words in zip(starts[::2], starts[1::2], shown, strict=True):
+    texts = [arguments, [f"{key}={value}" for key, value in environment.items()]]
+    for begin, end, words in zip(starts[::2], starts[1::2], texts, strict=True):
         room = end - begin
         text = b"".join(os.fsencode(word) + b"\0" for word in words)[: room - 1]
         ctypes.memmove(begin, text.ljust(room, b"\0"), room)
@@ -269,8 +269,8 @@ def title(arguments: list[str], environment: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the control plane's to interpret
-    own = socket.socket(fileno=int(sys.argv[1]))
-    before = dict(os.environ)  # libraries add to it while they are imported
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    initial_environment = dict(os.environ)  # libraries add to it while they are imported
     preload()
     print("ready", flush=True)
-    serve(own, before)
+    serve(listener, initial_environment)

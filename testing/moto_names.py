@@ -51,7 +51,7 @@ USED: dict[str, tuple[str, ...]] = {
 
 # "module:Class.name" -> the parameters of moto's own, which ours must take; None if it is not a
 # function
-REPLACED: dict[str, tuple[str, ...] | None] = {
+REPLACED_NAMES: dict[str, tuple[str, ...] | None] = {
     "moto.backends:list_of_moto_modules": (),
     "moto.iam.responses:IamResponse.simulate_principal_policy": ("self",),
     "moto.logs.responses:LogsResponse.describe_log_streams": ("self",),
@@ -95,7 +95,7 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
 }
 
 # The replaced calls that moto does not have.
-ADDED = frozenset(
+ADDED_NAMES = frozenset(
     f"moto.{service}.responses:{name}"
     for service, name in (
         ("iam", "IamResponse.simulate_principal_policy"),

@@ -27,10 +27,10 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-_LEAST = ("DisplayName", "JobType", "JobSpecs", "UserCommand")
+_REQUIRED_KEYS = ("DisplayName", "JobType", "JobSpecs", "UserCommand")
 # What every Python of a pod loads: OSS has no append, no links and no locks, and a rename of a
 # folder copies each file.
-_MOUNTED = """
+_MOUNT_SCRIPT = """
 import os, sys
 ROOT = os.environ.get("STAND_IN_OSS")
 def below(path):
@@ -51,7 +51,7 @@ if ROOT:
 """
 
 
-def _now() -> str:
+def _utc_stamp() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -83,19 +83,19 @@ class StandInJob:
 
     id: str
     request: dict[str, Any]
-    created: str
+    created_at: str
     pods: list[StandInPod] = field(default_factory=list)
     status: str = "Creating"
-    ended: str | None = None
+    ended_at: str | None = None
     history: list[dict[str, str]] = field(default_factory=list)
 
     def become(self, status: str) -> None:
         if status != self.status:
             self.status = status
-            self.history.append({"Status": status, "StartTime": _now()})
+            self.history.append({"Status": status, "StartTime": _utc_stamp()})
 
     def answer(self) -> dict[str, Any]:
-        kept = (
+        request_keys = (
             "DisplayName",
             "JobType",
             "JobSpecs",
@@ -105,7 +105,7 @@ class StandInJob:
             "WorkspaceId",
             "ResourceId",
         )
-        times = {"GmtCreateTime": self.created, "GmtFinishTime": self.ended}
+        times = {"GmtCreateTime": self.created_at, "GmtFinishTime": self.ended_at}
         times["GmtRunningTime"] = self.pods[0].began if self.pods else None
         pods = [
             {
@@ -122,7 +122,7 @@ class StandInJob:
             "Status": self.status,
             "Pods": pods,
             "StatusHistory": self.history,
-            **{key: self.request[key] for key in kept if key in self.request},
+            **{key: self.request[key] for key in request_keys if key in self.request},
             **{key: value for key, value in times.items() if value},
         }
 
@@ -155,7 +155,7 @@ class StandIn:
         (root / "oss").mkdir(parents=True)
         for folder in ("site", "tmp"):
             (root / folder).mkdir()
-        (root / "site/sitecustomize.py").write_text(_MOUNTED)
+        (root / "site/sitecustomize.py").write_text(_MOUNT_SCRIPT)
 
     def __enter__(self) -> StandIn:
         handler = type("Handler", (_Handler,), {"cloud": self})
@@ -186,14 +186,14 @@ class StandIn:
 
     # ---- jobs
     def create(self, request: dict[str, Any]) -> str:
-        for key in _LEAST:
+        for key in _REQUIRED_KEYS:
             if not request.get(key):
                 raise RefusedError(400, "InvalidParameter", f"{key} is required")
         if self.refuses:
             raise RefusedError(400, "QuotaExceeded", self.refuses)
         id_ = f"dlc{hashlib.sha256(os.urandom(8)).hexdigest()[:13]}"
         with self._lock:
-            job = self.jobs[id_] = StandInJob(id_, request, _now())
+            job = self.jobs[id_] = StandInJob(id_, request, _utc_stamp())
             job.become("Queuing")
             if not self.held:
                 self.start(job)
@@ -234,7 +234,7 @@ class StandIn:
                 start_new_session=True,
                 cwd=self.root,
             )
-            pod = StandInPod(f"{job.id}-{role}-{number}", role, process, _now())
+            pod = StandInPod(f"{job.id}-{role}-{number}", role, process, _utc_stamp())
             threading.Thread(target=pod.read, daemon=True).start()
             job.pods.append(pod)
         job.become("Running")
@@ -243,7 +243,7 @@ class StandIn:
     def stop(self, id_: str) -> None:
         job = self.find(id_)
         if job.status == "Queuing":
-            job.ended = _now()
+            job.ended_at = _utc_stamp()
             job.become("Stopped")
         elif job.status == "Running":
             job.become("Stopping")
@@ -263,8 +263,8 @@ class StandIn:
         if pod is None:
             raise RefusedError(404, "PodNotExists", f"pod {pod_id} does not exist")
         start, end = (_seconds(query.get(key)) for key in ("StartTime", "EndTime"))
-        found = [text for at, text in pod.lines if (start or 0) <= at and (end is None or at < end)]
-        return found[: int(query.get("MaxLines", 2000))]
+        texts = [text for at, text in pod.lines if (start or 0) <= at and (end is None or at < end)]
+        return texts[: int(query.get("MaxLines", 2000))]
 
     def _watch(self, job: StandInJob) -> None:
         """End a job when its pods have ended, or one has failed."""
@@ -275,9 +275,9 @@ class StandIn:
                 states = [pod.process.wait() for pod in job.pods]
             if None not in states:
                 time.sleep(0.1)  # the last lines
-                job.ended = _now()
-                ended = "Succeeded" if not any(states) else "Failed"
-                job.become("Stopped" if job.status == "Stopping" else ended)
+                job.ended_at = _utc_stamp()
+                final_status = "Succeeded" if not any(states) else "Failed"
+                job.become("Stopped" if job.status == "Stopping" else final_status)
                 return
             time.sleep(0.05)
 
@@ -338,11 +338,11 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._oss(path, query, body)
         except RefusedError as why:
-            status, code, said = why.args
+            status, code, message = why.args
             text = (
-                json.dumps({"Code": code, "Message": said, "RequestId": "stand-in"})
+                json.dumps({"Code": code, "Message": message, "RequestId": "stand-in"})
                 if api
-                else (f"<Error><Code>{code}</Code><Message>{escape(said)}</Message></Error>")
+                else (f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>")
             )
             self._send(status, text.encode())
 
@@ -363,10 +363,10 @@ class _Handler(BaseHTTPRequestHandler):
         if parts == ["jobs"] and self.command == "POST":
             return {"JobId": cloud.create(json.loads(body))}
         if parts == ["jobs"]:
-            some = [job.answer() for job in reversed(cloud.jobs.values())]
-            some = [job for job in some if query.get("DisplayName", "") in job["DisplayName"]]
+            jobs = [job.answer() for job in reversed(cloud.jobs.values())]
+            jobs = [job for job in jobs if query.get("DisplayName", "") in job["DisplayName"]]
             size, number = int(query.get("PageSize", 10)), int(query.get("PageNumber", 1))
-            return {"Jobs": some[(number - 1) * size : number * size], "TotalCount": len(some)}
+            return {"Jobs": jobs[(number - 1) * size : number * size], "TotalCount": len(jobs)}
         if parts == ["ecsspecs"]:
             return {
                 "EcsSpecs": [{"InstanceType": name} for name in cloud.types],
@@ -388,7 +388,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not folder.is_dir():
             raise RefusedError(404, "NoSuchBucket", f"there is no bucket {bucket}")
         if not key:
-            self._send(200, _listed(folder, query).encode())
+            self._send(200, _list_objects(folder, query).encode())
             return
         file = folder / key
         if self.command == "PUT":
@@ -404,7 +404,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(404, "NoSuchKey", f"there is no object {key}")
         else:
             content = file.read_bytes()
-            about = {
+            headers = {
                 "ETag": f'"{hashlib.md5(content).hexdigest().upper()}"',
                 "x-oss-object-type": "Normal",
             }
@@ -413,22 +413,22 @@ class _Handler(BaseHTTPRequestHandler):
 
                 crc = oss2.utils.Crc64()
                 crc.update(content)
-                about["x-oss-hash-crc64ecma"] = str(crc.crc)
-            about["Last-Modified"] = time.strftime(
+                headers["x-oss-hash-crc64ecma"] = str(crc.crc)
+            headers["Last-Modified"] = time.strftime(
                 "%a, %d %b %Y %H:%M:%S GMT", time.gmtime(file.stat().st_mtime)
             )
-            self._send(200, content, about)
+            self._send(200, content, headers)
 
 
-def _listed(folder: Path, query: Mapping[str, str]) -> str:
+def _list_objects(folder: Path, query: Mapping[str, str]) -> str:
     """ListObjectsV2's answer: all objects with a prefix, in one page."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    named = [(path.relative_to(folder).as_posix(), path) for path in files]
+    named_files = [(path.relative_to(folder).as_posix(), path) for path in files]
     rows = "".join(
         f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-26T10:00:00.000Z</LastModified>"
         f'<ETag>"{hashlib.md5(path.read_bytes()).hexdigest().upper()}"</ETag><Type>Normal</Type>'
         f"<Size>{path.stat().st_size}</Size><StorageClass>Standard</StorageClass></Contents>"
-        for name, path in named
+        for name, path in named_files
         if name.startswith(query.get("prefix", ""))
     )
     return f"<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>1</KeyCount>{rows}</ListBucketResult>"

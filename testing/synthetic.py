@@ -13,7 +13,16 @@ from typing import Any
 
 from smtrain.plane.client import BUCKET, ROLE
 from smtrain.plane.server import schedules, validation
-from smtrain.plane.server.control import Check, Control, flag, list_of, map_of, number, text, whole
+from smtrain.plane.server.control import (
+    Check,
+    Control,
+    is_flag,
+    is_number,
+    is_text,
+    is_whole_number,
+    list_of,
+    map_of,
+)
 from smtrain.plane.server.executor import Executor
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 from smtrain.plane.server.logs_api import stream_of
@@ -21,18 +30,18 @@ from testing.plane import line_of
 
 TAKES: dict[str, dict[str, Check]] = {
     "synthetic": {
-        "name": text,
-        "hosts": whole,
-        "lines": whole,
-        "seconds": number,
-        "instance_type": text,
-        "end": text,
-        "reason": text,
-        "last_words": map_of(list_of(text)),
-        "held": flag,
+        "name": is_text,
+        "hosts": is_whole_number,
+        "lines": is_whole_number,
+        "seconds": is_number,
+        "instance_type": is_text,
+        "end": is_text,
+        "reason": is_text,
+        "last_words": map_of(list_of(is_text)),
+        "held": is_flag,
     },
-    "release": {"job": text},
-    "schedules": {"ahead": number},
+    "release": {"job": is_text},
+    "schedules": {"ahead": is_number},
 }
 NEEDS: dict[str, tuple[str, ...]] = {"synthetic": ("name",), "release": ("job",)}
 DEFAULTS: dict[str, Any] = {
@@ -48,7 +57,7 @@ DEFAULTS: dict[str, Any] = {
 
 def extend(control: Control, executor: Executor) -> None:
     """Add the calls `synthetic`, `release` and `schedules`."""
-    held: dict[str, SyntheticRun] = {}
+    held_runs: dict[str, SyntheticRun] = {}
 
     def make(options: dict[str, Any]) -> dict[str, Any]:
         options = {**DEFAULTS, **options}
@@ -66,7 +75,7 @@ def extend(control: Control, executor: Executor) -> None:
         def start(job: JobRecord) -> SyntheticRun:
             run = SyntheticRun(executor, job, options)
             if options.get("held"):
-                held[job.name] = run
+                held_runs[job.name] = run
             return run
 
         job = executor.submit(request, start)
@@ -75,7 +84,7 @@ def extend(control: Control, executor: Executor) -> None:
         return {"name": job.name}
 
     def release(options: dict[str, Any]) -> dict[str, Any]:
-        held[options["job"]].released.set()
+        held_runs[options["job"]].released.set()
         return {}
 
     control.handlers |= {"synthetic": make, "release": release, "schedules": run_ahead}
@@ -119,7 +128,7 @@ class SyntheticRun(threading.Thread):
         else:
             self.job.move("Uploading")
             self.job.finish(self.options["end"], None, self.options["reason"])
-        self.executor.done(self.job)
+        self.executor.note_job_end(self.job)
 
     def _write(self) -> None:
         now, lines, seconds = time.time(), self.options["lines"], self.options["seconds"]

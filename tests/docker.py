@@ -17,14 +17,14 @@ IMAGE = f"smtrain-tiny:test-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:12
 def missing() -> str | None:
     """The reason for a skip; None if a container of the image runs. Makes the image."""
     from smtrain.core.errors import LocalError
-    from smtrain.plane.docker import LENT, borrowed, connect
+    from smtrain.plane.docker import LENT_FOLDERS, borrowed_folders, connect
     from smtrain.plane.server.containers.scratch_image import make
 
     try:
         client = connect()
         if not client.images.list(IMAGE):
             make(client, IMAGE)
-        lent = borrowed(client.images.get(IMAGE), LENT)
+        lent = borrowed_folders(client.images.get(IMAGE), LENT_FOLDERS)
         volumes = {folder: {"bind": folder, "mode": "ro"} for folder in lent}
         made = client.containers.create(IMAGE, ["python", "-c", "import json"], volumes=volumes)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import smtrain
 from smtrain.core.interrupts import poll
-from smtrain.plane.server.processes import runs
+from smtrain.plane.server.processes import is_running
 
 
 def wait_for(condition: Callable[[], Any], patience: float = 120, every: float = 0.05) -> Any:
@@ -23,7 +23,7 @@ def wait_for(condition: Callable[[], Any], patience: float = 120, every: float =
 
 def wait_for_end(pid: int) -> None:
     """Wait until a process has ended, whether its parent has waited for it or not."""
-    wait_for(lambda: not runs(pid), every=0.01)
+    wait_for(lambda: not is_running(pid), every=0.01)
 
 
 def read(pid: int, name: str) -> bytes:

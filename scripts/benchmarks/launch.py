@@ -270,9 +270,9 @@ def main() -> None:
 
 
 def _sdk() -> str:
-    from smtrain.client.sdk import installed
+    from smtrain.client.sdk import installed_sdk
 
-    sdk = installed()
+    sdk = installed_sdk()
     if sdk is None:
         raise SystemExit("scripts/bench launch: no SageMaker SDK is installed to compare with")
     return sdk

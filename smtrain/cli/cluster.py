@@ -206,17 +206,19 @@ def clean(
     $ smtrain cluster clean --older-than 7d  # remove what is older
     """
     from smtrain.client.backends.slurm.backend import SlurmBackend
-    from smtrain.client.backends.slurm.cleaning import KINDS, look, plan, remove
+    from smtrain.client.backends.slurm.cleaning import KINDS, list_files, plan, remove
     from smtrain.client.backends.slurm.registry import REGISTRY
     from smtrain.core.config.units import spell_bytes
 
     age, place = options.age_of(older_than), SlurmBackend(REGISTRY.section_of())
-    shared_folder = look(place)
+    shared_folder = list_files(place)
     sizes = shared_folder.sizes()
     for kind, size in sizes.items():
         if size:
             say(f"{spell_bytes(size):>9}  {kind}: {KINDS[kind]}")
-    say(f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared} ({place.head.name})")
+    say(
+        f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared_folder} ({place.head.name})"
+    )
     if not options.is_named(jobs, age, everything, run or None):
         return
     removal, units = plan(

@@ -14,7 +14,7 @@ from smtrain.cli import options
 from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.client.launch.image_inspect import Contents
+    from smtrain.client.launch.image_inspect import ImageContents
     from smtrain.core.config import JobConfig, Stage
 
 app = options.app()
@@ -304,10 +304,12 @@ def _needs(job: JobConfig, stages: Sequence[Stage]) -> list[str]:
     return package_needs(job.model_dump(), stages)
 
 
-def _inspect_base(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:
+def _inspect_base(client: Any, image: Any, engine: str) -> tuple[ImageContents | None, str]:
     """Contents and user of a base image; None and empty if it is not on this machine."""
     if image is None:
         return None, ""
-    from smtrain.client.launch.image_inspect import look
+    from smtrain.client.launch.image_inspect import inspect_image
 
-    return look(client, image, engine), str(image.attrs.get("Config", {}).get("User") or "")
+    return inspect_image(client, image, engine), str(
+        image.attrs.get("Config", {}).get("User") or ""
+    )

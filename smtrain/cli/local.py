@@ -31,12 +31,12 @@ def status(
 
     $ smtrain local status  # address, disk, and how to point other tools at it
     """
-    from smtrain.plane.client import home_folder, running, server_pid
-    from smtrain.plane.server.clean import aside, usage
+    from smtrain.plane.client import home_folder, running_endpoint, server_pid
+    from smtrain.plane.server.clean import set_aside_files, usage
 
-    endpoint, used = running(), usage(home_folder())
+    endpoint, used = running_endpoint(), usage(home_folder())
     say(f"{used.line()}; `smtrain local clean` says what can go")
-    for path in aside(used.home):
+    for path in set_aside_files(used.home):
         say(f"damaged and set aside: {path}")
     if endpoint is None and (pid := server_pid()) is not None:
         say(
@@ -151,4 +151,4 @@ def _show(removal: Removal) -> None:
         )
     for path in removal.folders:
         say(f"to go: {path}")
-    options.say_kept(removal.kept)
+    options.say_kept(removal.keep_reasons)

@@ -89,7 +89,7 @@ def logs(
         return
     if not show(handle, view):
         raise typer.Exit(130)
-    if (explanation := handle.explain()).failed:
+    if (explanation := handle.explain()).has_failed:
         say(explanation)
 
 

@@ -205,7 +205,9 @@ class StartOptions(ConfigOptions):
         """The view of the running jobs."""
         from smtrain.client.follow.show import View
 
-        return View(panel=False if self.plain else None, every=seconds_of("--every", self.every))
+        return View(
+            panel=False if self.plain else None, interval_s=seconds_of("--every", self.every)
+        )
 
     def load(self) -> JobConfig:
         """The checked config. Raises `ConfigError` for options that exclude each other."""

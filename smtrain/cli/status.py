@@ -64,14 +64,14 @@ def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
         say(f"plan:        {plan_tag.compare(planned_run, median(rates) if rates else None)}")
     for line in list_outputs(handle, description):
         say(line)
-    if (explanation := handle.explain()).failed:
+    if (explanation := handle.explain()).has_failed:
         say(explanation)
 
 
 def list_outputs(job: Job, description: dict[str, Any]) -> list[str]:
     """The outputs of the job so far, their URIs, and the command that copies or continues each."""
     from smtrain.client.jobs.job import Job
-    from smtrain.client.jobs.results import exported, parts
+    from smtrain.client.jobs.results import export_job_name, parts
     from smtrain.core.facts.sagemaker import FINAL_STATUSES
     from smtrain.core.protocol.requests import stage_of
 
@@ -100,7 +100,7 @@ def list_outputs(job: Job, description: dict[str, Any]) -> list[str]:
         heading = "model:" if stage == "export" else "output:"
         lines += [f"{heading:12} {part.uri}", f"             {copy}"]
     if stage == "train" and has_ended:
-        if export := exported(job, description):
+        if export := export_job_name(job, description):
             model = Job(export, job.target).output
             lines += [f"model:       {model}", f"             smtrain download {export} FOLDER"]
         elif description["TrainingJobStatus"] == "Completed":

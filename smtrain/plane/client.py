@@ -116,7 +116,7 @@ def state_folder(home: Path) -> Path:
     return home / "local"
 
 
-def running(home: Path | None = None) -> Endpoint | None:
+def running_endpoint(home: Path | None = None) -> Endpoint | None:
     """The endpoint of this home's server; None if it does not answer."""
     endpoint = _read_endpoint(home_folder(home))
     return endpoint if endpoint and _answers(endpoint) else None
@@ -127,7 +127,7 @@ def server_pid(home: Path | None = None) -> int | None:
     state = state_folder(home_folder(home))
     lock = state / "serve.lock"
     pid = endpoint_fields(state).get("pid") or pid_in(lock)
-    if pid is None or _released(lock, 0):
+    if pid is None or _await_release(lock, 0):
         return None
     try:
         os.kill(pid, 0)
@@ -169,7 +169,7 @@ def ensure_running(home: Path | None = None) -> Endpoint:
     Raises LocalError if it cannot be started (with the last line of its log) or does not answer.
     """
     folder = home_folder(home)
-    if endpoint := running(folder) or _wait_for_busy(folder):
+    if endpoint := running_endpoint(folder) or _wait_for_busy(folder):
         return endpoint
     state = state_folder(folder)
     try:
@@ -178,7 +178,7 @@ def ensure_running(home: Path | None = None) -> Endpoint:
         for name in ("start.lock", "serve.lock", "server.log"):
             make_way(state / name)
         with spinner("starting the local control plane"), _exclusively(state / "start.lock"):
-            return running(folder) or _start(folder)
+            return running_endpoint(folder) or _start(folder)
     except OSError as error:
         reason = disk_sentence(error, state) or error.strerror
         raise LocalError(
@@ -191,7 +191,7 @@ def _wait_for_busy(folder: Path) -> Endpoint | None:
     """Wait for a server that was too busy to answer at once; None if no server runs, or it ends."""
     deadline = time.monotonic() + SILENT_SECONDS
     while (pid := server_pid(folder)) is not None:
-        if endpoint := running(folder):
+        if endpoint := running_endpoint(folder):
             return endpoint
         if time.monotonic() > deadline:
             raise LocalError(
@@ -203,38 +203,38 @@ def _wait_for_busy(folder: Path) -> Endpoint | None:
     return None
 
 
-def revive(before: Endpoint) -> None:
+def revive(endpoint: Endpoint) -> None:
     """Restart a control plane that died while it was used; do nothing if it answers.
 
     Raises LocalError if it was stopped on purpose, cannot be started, or comes back at another
     address.
     """
-    if _answers(before):
+    if _answers(endpoint):
         return
-    if endpoint_fields(state_folder(before.home)).get("stopped"):
+    if endpoint_fields(state_folder(endpoint.home)).get("stopped"):
         raise LocalError(
             "the local control plane was stopped, and its jobs with it; the same command starts it"
             " and resumes",
             code="local.unreachable",
         )
-    again = ensure_running(before.home)
-    if again.pid == before.pid:
+    new_endpoint = ensure_running(endpoint.home)
+    if new_endpoint.pid == endpoint.pid:
         return
-    if again.url != before.url:
+    if new_endpoint.url != endpoint.url:
         raise LocalError(
-            f"the local control plane died and was started again at {again.url}, as another program"
+            f"the local control plane died and was started again at {new_endpoint.url}, as another program"
             " has taken its old address; the same command resumes",
             code="local.unreachable",
         )
-    if again.pid not in _revived:
-        _revived.add(again.pid)
+    if new_endpoint.pid not in _revived_pids:
+        _revived_pids.add(new_endpoint.pid)
         say(
             "smtrain: the local control plane had died; it was started again, its jobs have failed",
             error=True,
         )
 
 
-_revived: set[int] = set()
+_revived_pids: set[int] = set()
 """Processes of restarted control planes that the user has been told about."""
 
 
@@ -244,8 +244,8 @@ def _start(home: Path) -> Endpoint:
     state = state_folder(home)
     server = ServerProcess(home, state / "server.log")
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and not server.ended:
-        endpoint = running(home)
+    while time.monotonic() < deadline and not server.has_ended:
+        endpoint = running_endpoint(home)
         if endpoint and endpoint.pid == server.pid:
             server.detach()
             for line in server.lines():
@@ -254,7 +254,7 @@ def _start(home: Path) -> Endpoint:
             return endpoint
         time.sleep(0.05)
     fallback = f"no answer within {START_SECONDS:.0f} s"
-    if server.ended:
+    if server.has_ended:
         fallback = (
             f"it ended with status {server.status} and could not say why; look whether its disk"
             " takes writes"
@@ -282,13 +282,13 @@ def shut_down(home: Path | None = None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, ending)
             os.kill(pid, signal.SIGCONT)  # one that was suspended takes the signal then
-        if _released(lock, seconds):
+        if _await_release(lock, seconds):
             break
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
-def _released(lock: Path, seconds: float) -> bool:
+def _await_release(lock: Path, seconds: float) -> bool:
     """Wait until the server has released the lock that it holds while it lives."""
 
     def free() -> bool:
@@ -335,7 +335,7 @@ class ServerProcess:
         self.pid = self._process.pid
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     @property
@@ -374,8 +374,16 @@ def begin(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 def server_environment() -> dict[str, str]:
     """The caller's environment without variables that point to real AWS or a proxy."""
-    dropped = ("AWS_", "MOTO_", "SMTRAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-    return {k: v for k, v in os.environ.items() if not k.upper().startswith(dropped)}
+    dropped_prefixes = (
+        "AWS_",
+        "MOTO_",
+        "SMTRAIN_",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+    )
+    return {k: v for k, v in os.environ.items() if not k.upper().startswith(dropped_prefixes)}
 
 
 def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3.Session:
@@ -385,7 +393,9 @@ def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3
 
     from smtrain.core.botocore_models import isolated_session
 
-    ours = Config(proxies={}, max_pool_connections=32)  # a proxy would send 127.0.0.1 elsewhere
+    client_config = Config(
+        proxies={}, max_pool_connections=32
+    )  # a proxy would send 127.0.0.1 elsewhere
 
     class LocalSession(boto3.Session):
         def client(self, *args: Any, **kwargs: Any) -> Any:
@@ -395,7 +405,9 @@ def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3
             return super().resource(*args, **_pointed_here(kwargs))
 
     def _pointed_here(kwargs: dict[str, Any]) -> dict[str, Any]:
-        config = ours if kwargs.get("config") is None else ours.merge(kwargs["config"])
+        config = (
+            client_config if kwargs.get("config") is None else client_config.merge(kwargs["config"])
+        )
         return {**kwargs, "endpoint_url": url, "config": config}
 
     return LocalSession(

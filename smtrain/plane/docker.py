@@ -20,14 +20,14 @@ BORROWS = "smtrain.borrows"
 """Label of an image: folders of this machine, separated by colons, that its containers get
 read-only.
 """
-LENT = sorted({"/usr", sys.prefix, sys.base_prefix})
+LENT_FOLDERS = sorted({"/usr", sys.prefix, sys.base_prefix})
 """Folders that an image may borrow: the programs of this machine and the control plane's Python."""
 ASK_SECONDS = 60
 _START = {
     "Docker": "start it (`sudo systemctl start docker`, or `sudo dockerd`)",
     "podman": "start its service (`systemctl start podman.socket`, with --user for your own)",
 }
-_ALLOWED = {
+_ACCESS_REMEDIES = {
     "Docker": "join its group (`sudo usermod -aG docker $USER`, then log in again)",
     "podman": (
         "set DOCKER_HOST to a service of your own, unix://$XDG_RUNTIME_DIR/podman/podman.sock after"
@@ -47,7 +47,7 @@ def program() -> str:
     return "podman" if "podman" in address() else "Docker"
 
 
-def connect(instead: str = "leave out local.run_in") -> Any:
+def connect(alternative: str = "leave out local.run_in") -> Any:
     """A client of a daemon that answers.
 
     Raises `LocalError` if none answers; the sentence ends with the remedy `instead`, if any.
@@ -67,50 +67,50 @@ def connect(instead: str = "leave out local.run_in") -> Any:
         client = docker.from_env(timeout=ASK_SECONDS)
         client.ping()
     except Exception as error:
-        raise LocalError(_unreachable(error, instead)) from None
+        raise LocalError(_unreachable(error, alternative)) from None
     return client
 
 
-def _unreachable(error: BaseException, instead: str = "") -> str:
+def _unreachable(error: BaseException, alternative: str = "") -> str:
     reasons = [cause for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror]
     if any(isinstance(cause, PermissionError) for cause in reasons):
-        what, ways = f"you may not use {program()} at {address()}", [_ALLOWED[program()]]
+        problem, ways = f"you may not use {program()} at {address()}", [_ACCESS_REMEDIES[program()]]
     else:
         reason = reasons[-1].strerror if reasons else str(error).splitlines()[0]
-        what = f"{program()} does not answer at {address()} ({reason})"
+        problem = f"{program()} does not answer at {address()} ({reason})"
         ways = [_START[program()], "set DOCKER_HOST"]
-    *others, last = [*ways, instead] if instead else ways
-    return f"{what}: {', '.join(others)}{', or ' if others else ''}{last}"
+    *first_ways, last = [*ways, alternative] if alternative else ways
+    return f"{problem}: {', '.join(first_ways)}{', or ' if first_ways else ''}{last}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+    visited_ids: set[int] = set()
+    pending = [error]
+    while pending:
+        cause = pending.pop()
+        if cause is None or id(cause) in visited_ids:
             continue
-        seen.add(id(one))
-        yield one
-        waiting += [
-            one.__cause__,
-            one.__context__,
-            *(a for a in one.args if isinstance(a, BaseException)),
+        visited_ids.add(id(cause))
+        yield cause
+        pending += [
+            cause.__cause__,
+            cause.__context__,
+            *(a for a in cause.args if isinstance(a, BaseException)),
         ]
 
 
 @contextlib.contextmanager
-def plainly(what: str) -> Iterator[None]:
+def explain_docker_errors(attempt: str) -> Iterator[None]:
     """Turn Docker's errors into a `LocalError` of one sentence; `what` names the attempt."""
     try:
         yield
     except LocalError:
         raise
     except Exception as error:
-        raise LocalError(sentence(error, what)) from None
+        raise LocalError(sentence(error, attempt)) from None
 
 
-def sentence(error: BaseException, what: str) -> str:
+def sentence(error: BaseException, attempt: str) -> str:
     """Explain an error of Docker or podman in one sentence."""
     name = program()
     tool = name.lower()
@@ -118,17 +118,17 @@ def sentence(error: BaseException, what: str) -> str:
     text = lines[-1] if lines else type(error).__name__
     if "no space left on device" in text.lower():
         return (
-            f"{what} failed, as {name}'s disk is full; free some with `{tool} system prune`"
+            f"{attempt} failed, as {name}'s disk is full; free some with `{tool} system prune`"
             f" ({text})"
         )
     if "predefined address pools" in text or "non-overlapping" in text:
         return (
-            f"{what} failed, as {name} has no addresses left; remove networks with `{tool} network"
+            f"{attempt} failed, as {name} has no addresses left; remove networks with `{tool} network"
             f" prune` ({text})"
         )
     if any(isinstance(cause, (ConnectionError, FileNotFoundError)) for cause in _causes(error)):
-        return f"{what} failed: {_unreachable(error)}"
-    return f"{what} failed: {name} said: {text}"
+        return f"{attempt} failed: {_unreachable(error)}"
+    return f"{attempt} failed: {name} said: {text}"
 
 
 def local_image(client: Any, name: str) -> Any:
@@ -159,44 +159,47 @@ def present_image(client: Any, name: str) -> Any:
         return None
     except docker.errors.APIError as error:
         raise LocalError(sentence(error, f"looking for image {name}")) from None
-    needed, here = image.attrs.get("Architecture") or "", architecture(client)
-    if needed and needed != here:
+    image_architecture, machine_architecture = (
+        image.attrs.get("Architecture") or "",
+        architecture(client),
+    )
+    if image_architecture and image_architecture != machine_architecture:
         raise LocalError(
-            f"image {name} is for {needed}, and this machine is {here}: pull or build it for"
-            f" linux/{here}"
+            f"image {name} is for {image_architecture}, and this machine is {machine_architecture}: pull or build it for"
+            f" linux/{machine_architecture}"
         )
     return image
 
 
 def architecture(client: Any) -> str:
     """The processor of Docker's machine, as images name it."""
-    here = str(client.info().get("Architecture") or platform.machine())
-    return _ARCHITECTURES.get(here, here)
+    name = str(client.info().get("Architecture") or platform.machine())
+    return _ARCHITECTURES.get(name, name)
 
 
-def borrowed(image: Any, allowed: list[str]) -> list[str]:
+def borrowed_folders(image: Any, allowed_folders: list[str]) -> list[str]:
     """Folders of this machine that an image borrows.
 
     Raises `LocalError` for one outside the allowed.
     """
     folders = [folder for folder in ((image.labels or {}).get(BORROWS) or "").split(":") if folder]
     for folder in folders:
-        if folder not in allowed:
+        if folder not in allowed_folders:
             raise LocalError(
                 f"image {image.tags[0] if image.tags else image.short_id} borrows {folder}, and the"
-                f" control plane lends only {', '.join(allowed)}: make it again with `smtrain image"
+                f" control plane lends only {', '.join(allowed_folders)}: make it again with `smtrain image"
                 " tiny`"
             )
     return folders
 
 
-def usable(client: Any, name: str) -> tuple[Any, list[str]]:
+def require_usable(client: Any, name: str) -> tuple[Any, list[str]]:
     """An image and the folders that it borrows. Raises `LocalError` if it cannot be used."""
     image = local_image(client, name)
-    return image, borrowed(image, LENT)
+    return image, borrowed_folders(image, LENT_FOLDERS)
 
 
-def room(client: Any) -> int | None:
+def free_bytes(client: Any) -> int | None:
     """Bytes free on the disk of Docker's images; None if this machine does not see that disk."""
     folder = client.info().get("DockerRootDir")
     return shutil.disk_usage(folder).free if folder and os.path.isdir(folder) else None

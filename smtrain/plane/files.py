@@ -46,7 +46,7 @@ def make_way(path: Path) -> None:
         set_aside(path, "is not a file")
 
 
-def within(folder: Path, relative: str) -> Path:
+def safe_join(folder: Path, relative: str) -> Path:
     """`folder/relative`. Raises ValueError for a name that leads out of the folder."""
     parts = [part for part in relative.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in relative:
@@ -105,8 +105,8 @@ def port_of(url: str) -> int:
 
 
 def _text(pattern: str) -> Callable[[Any], bool]:
-    compiled = re.compile(pattern)
-    return lambda value: isinstance(value, str) and compiled.fullmatch(value) is not None
+    regex = re.compile(pattern)
+    return lambda value: isinstance(value, str) and regex.fullmatch(value) is not None
 
 
 _GOOD: dict[str, Callable[[Any], bool]] = {

@@ -52,14 +52,18 @@ def note(origins: Mapping[str, str]) -> None:
     """Record the path or demo:// URI that each s3:// prefix was uploaded from; the last record
     counts.
     """
-    before = known()
-    lines = [json.dumps({uri: path}) for uri, path in origins.items() if before.get(uri) != path]
+    recorded_origins = read_origins()
+    lines = [
+        json.dumps({uri: path})
+        for uri, path in origins.items()
+        if recorded_origins.get(uri) != path
+    ]
     if lines:
         with _file().open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
 
-def known() -> dict[str, str]:
+def read_origins() -> dict[str, str]:
     """The recorded paths by s3:// prefix."""
     origins: dict[str, str] = {}
     try:

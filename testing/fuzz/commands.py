@@ -58,16 +58,16 @@ OF_AWS = ("policy", "pipeline", "tune", "image", "template", "network", "check")
 _WEIGHTS = {"run": 8, "launch": 8, "check": 5, "plan": 5, "show": 3}
 
 
-def broken(name: str, line: tuple[str, ...], path: Path) -> str:
+def command_fault(name: str, line: tuple[str, ...], path: Path) -> str:
     """Run a command on a config; the rule that it breaks, or empty text."""
-    before = path.read_bytes()
+    content = path.read_bytes()
     answer = command(*line)
     if rule := broken_rule(answer):
         return rule
     if answer.status != 0:
-        return "changed the file: though it refused" if path.read_bytes() != before else ""
-    if name in _PARSED:
-        return _PARSED[name](answer, path)
+        return "changed the file: though it refused" if path.read_bytes() != content else ""
+    if name in _ANSWER_CHECKS:
+        return _ANSWER_CHECKS[name](answer, path)
     return _json(answer.out) if "--json" in line else ""
 
 
@@ -87,8 +87,8 @@ def _requests(answer: Answer, _path: Path) -> str:
     """A dry run prints JSON, or the scripts of Slurm's jobs."""
     if not answer.out.startswith("#!"):
         return _json(answer.out)
-    done = subprocess.run(["bash", "-n"], input=answer.out, text=True, capture_output=True)
-    return f"no script: {done.stderr}" if done.returncode or done.stderr else ""
+    process = subprocess.run(["bash", "-n"], input=answer.out, text=True, capture_output=True)
+    return f"no script: {process.stderr}" if process.returncode or process.stderr else ""
 
 
 def _yaml(answer: Answer, _path: Path) -> str:
@@ -99,7 +99,7 @@ def _yaml(answer: Answer, _path: Path) -> str:
     return ""
 
 
-def _same(answer: Answer, path: Path) -> str:
+def _check_round_trip(answer: Answer, path: Path) -> str:
     """`config show` prints a config that means the same."""
     from smtrain.client.planner.resolve import load_config
 
@@ -115,13 +115,13 @@ def _same(answer: Answer, path: Path) -> str:
         return f"another config: {error}"
 
 
-_PARSED: dict[str, Callable[[Answer, Path], str]] = {
+_ANSWER_CHECKS: dict[str, Callable[[Answer, Path], str]] = {
     "run": _requests,
     "launch": _requests,
     "policy": lambda answer, _: _json(answer.out),
     "pipeline": lambda answer, _: _json(answer.out),
     "tune": lambda answer, _: _json(answer.out),
-    "show": _same,
+    "show": _check_round_trip,
     "template": _yaml,
     "network": _yaml,
 }
@@ -137,9 +137,9 @@ class ConfigCase:
 
     def run(self) -> str:
         """The broken rule, or empty text; `label` is complete after it."""
-        label, content = configs.mutated(self._rng)
+        label, content = configs.mutate_config(self._rng)
         path = self.folder / "fuzz.yaml"
         path.write_bytes(content)
         line = COMMANDS[self.name]("fuzz.yaml", self._rng)
         self.label += f": {label}: {' '.join(line)}"
-        return broken(self.name, line, path)
+        return command_fault(self.name, line, path)

@@ -131,17 +131,17 @@ NUMBERS = (
 
 def _keys() -> list[tuple[tuple[str, ...], Any]]:
     """Every key of the schema, as a path, with the type of its value."""
-    found: list[tuple[tuple[str, ...], Any]] = []
+    keys: list[tuple[tuple[str, ...], Any]] = []
 
     def walk(model: type[BaseModel], path: tuple[str, ...]) -> None:
         for name, field in model.model_fields.items():
-            found.append(((*path, name), field.annotation))
+            keys.append(((*path, name), field.annotation))
             inner = section_in(field.annotation)
             if inner and len(path) < 4:
                 walk(inner, (*path, name))
 
     walk(JobConfig, ())
-    return found
+    return keys
 
 
 KEYS = _keys()
@@ -156,7 +156,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(value, list)
         else ()
     )
-    return [inner for key, one in items for inner in ((*path, key), *_paths(one, (*path, key)))]
+    return [inner for key, item in items for inner in ((*path, key), *_paths(item, (*path, key)))]
 
 
 def _parent(raw: Any, path: tuple[Any, ...]) -> Any:
@@ -211,13 +211,13 @@ def typed_value(kind: Any, rng: random.Random) -> Any:
 def _set(raw: dict[str, Any], rng: random.Random) -> str:
     """Any key of the schema gets a value, usually of its type."""
     path, kind = rng.choice(KEYS)
-    here: Any = raw
+    parent: Any = raw
     for part in path[:-1]:
-        below = here.get(part)
-        below = below if isinstance(below, dict) else {}
-        here[part] = below
-        here = below
-    here[path[-1]] = typed_value(kind, rng) if rng.random() < 0.8 else any_value(rng)
+        child = parent.get(part)
+        child = child if isinstance(child, dict) else {}
+        parent[part] = child
+        parent = child
+    parent[path[-1]] = typed_value(kind, rng) if rng.random() < 0.8 else any_value(rng)
     return f"set {'.'.join(path)}"
 
 
@@ -226,9 +226,9 @@ def _insert(raw: dict[str, Any], rng: random.Random) -> str:
     texts = [path for path in _paths(raw) if isinstance(_parent(raw, path)[path[-1]], str)]
     free = [path for path in texts if path[-1] not in _WORDS or len(path) > 2]
     path = rng.choice(free or texts)
-    here, text = _parent(raw, path), _parent(raw, path)[path[-1]]
+    parent, text = _parent(raw, path), _parent(raw, path)[path[-1]]
     at = rng.randrange(len(text) + 1)
-    here[path[-1]] = text[:at] + rng.choice(STRINGS) + text[at:]
+    parent[path[-1]] = text[:at] + rng.choice(STRINGS) + text[at:]
     return f"insert into {path}"
 
 
@@ -240,8 +240,8 @@ def _delete(raw: dict[str, Any], rng: random.Random) -> str:
 
 def _rename(raw: dict[str, Any], rng: random.Random) -> str:
     path = rng.choice([path for path in _paths(raw) if isinstance(path[-1], str)])
-    here = _parent(raw, path)
-    here[rng.choice([path[-1][:-1], path[-1].upper(), f"{path[-1]}s", *STRINGS])] = here.pop(
+    parent = _parent(raw, path)
+    parent[rng.choice([path[-1][:-1], path[-1].upper(), f"{path[-1]}s", *STRINGS])] = parent.pop(
         path[-1]
     )
     return f"rename {path}"
@@ -249,20 +249,20 @@ def _rename(raw: dict[str, Any], rng: random.Random) -> str:
 
 def _wrap(raw: dict[str, Any], rng: random.Random) -> str:
     path = rng.choice(_paths(raw))
-    here = _parent(raw, path)
-    here[path[-1]] = rng.choice(
-        [[here[path[-1]]], [here[path[-1]]] * 3, {"x": here[path[-1]]}, str(here[path[-1]])]
+    parent = _parent(raw, path)
+    parent[path[-1]] = rng.choice(
+        [[parent[path[-1]]], [parent[path[-1]]] * 3, {"x": parent[path[-1]]}, str(parent[path[-1]])]
     )
     return f"wrap {path}"
 
 
 def _swap(raw: dict[str, Any], rng: random.Random) -> str:
-    one, other = rng.choice(_paths(raw)), rng.choice(_paths(raw))
-    if one[: len(other)] == other or other[: len(one)] == one:
+    first, second = rng.choice(_paths(raw)), rng.choice(_paths(raw))
+    if first[: len(second)] == second or second[: len(first)] == first:
         return _replace(raw, rng)
-    a, b = _parent(raw, one), _parent(raw, other)
-    a[one[-1]], b[other[-1]] = b[other[-1]], a[one[-1]]
-    return f"swap {one} {other}"
+    a, b = _parent(raw, first), _parent(raw, second)
+    a[first[-1]], b[second[-1]] = b[second[-1]], a[first[-1]]
+    return f"swap {first} {second}"
 
 
 _WORDS = (
@@ -295,7 +295,7 @@ VALUES: tuple[Callable[[dict[str, Any], random.Random], str], ...] = (
 )
 
 
-def _written(raw: dict[str, Any], rng: random.Random) -> str:
+def _format_config(raw: dict[str, Any], rng: random.Random) -> str:
     if rng.random() < 0.15:
         return json.dumps(raw)
     unicode, flow = rng.random() < 0.5, rng.choice([False, False, None])
@@ -362,7 +362,7 @@ def _text(text: str, rng: random.Random) -> str:
     return "".join(rows)
 
 
-def _encoded(text: str, rng: random.Random) -> bytes:
+def _encode_text(text: str, rng: random.Random) -> bytes:
     """UTF-8 as a rule; other encodings, marks, line ends and changed bytes."""
     plain = text.encode("utf-8", "surrogatepass")
     match rng.randrange(16):
@@ -377,32 +377,34 @@ def _encoded(text: str, rng: random.Random) -> bytes:
         case 4:
             return plain.replace(b"\n", b"\r")
         case 5 if plain:
-            changed = bytearray(plain)
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-            return bytes(changed)
+            data = bytearray(plain)
+            data[rng.randrange(len(data))] = rng.randrange(256)
+            return bytes(data)
     return plain
 
 
-def mutated(rng: random.Random) -> tuple[str, bytes]:
+def mutate_config(rng: random.Random) -> tuple[str, bytes]:
     """The label and the bytes of a config with one to three mutations; half of the time one that
     the checks accept, if one of some tries is.
     """
     if rng.random() < 0.5:
         for _ in range(_TRIES):
-            label, raw = _changed(rng)
+            label, raw = _mutate_values(rng)
             with contextlib.suppress(ConfigError):
                 load_config(raw)
-                return f"{label}, accepted", _written(raw, rng).encode("utf-8", "surrogatepass")
-    label, raw = _changed(rng)
-    text = _written(raw, rng)
+                return f"{label}, accepted", _format_config(raw, rng).encode(
+                    "utf-8", "surrogatepass"
+                )
+    label, raw = _mutate_values(rng)
+    text = _format_config(raw, rng)
     if rng.random() < 0.3:
         text, label = _text(text, rng), f"{label}, text"
     return label, (
-        _encoded(text, rng) if rng.random() < 0.3 else text.encode("utf-8", "surrogatepass")
+        _encode_text(text, rng) if rng.random() < 0.3 else text.encode("utf-8", "surrogatepass")
     )
 
 
-def _changed(rng: random.Random) -> tuple[str, dict[str, Any]]:
+def _mutate_values(rng: random.Random) -> tuple[str, dict[str, Any]]:
     label, raw = sample(rng)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         label += f", {rng.choice(VALUES)(raw, rng)}" if _paths(raw) else ""

@@ -44,15 +44,15 @@ def _cut(data: bytes, rng: random.Random) -> bytes:
 
 def _flip(data: bytes, rng: random.Random) -> bytes:
     """Change bits, half of them in the head and the end, which locate everything else."""
-    changed = bytearray(data)
+    content = bytearray(data)
     places = [
         range(len(data)),
         range(min(2000, len(data))),
         range(max(0, len(data) - 2000), len(data)),
     ]
     for _ in range(rng.choice([1, 1, 1, 8])):
-        changed[rng.choice(rng.choice(places))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
+        content[rng.choice(rng.choice(places))] ^= 1 << rng.randrange(8)
+    return bytes(content)
 
 
 def _insert(data: bytes, rng: random.Random) -> bytes:
@@ -83,7 +83,7 @@ def _values(data: bytes, rng: random.Random) -> bytes:
     for start in (n, 0):
         try:
             value = json.loads(lines[start])
-            lines[start] = json.dumps(changed(value, rng)).encode()
+            lines[start] = json.dumps(change_value(value, rng)).encode()
             return b"\n".join(lines)
         except (ValueError, RecursionError):
             continue
@@ -94,12 +94,12 @@ def _values(data: bytes, rng: random.Random) -> bytes:
 
 def _values_of_whole(data: bytes, rng: random.Random) -> bytes:
     try:
-        return json.dumps(changed(json.loads(data), rng)).encode()
+        return json.dumps(change_value(json.loads(data), rng)).encode()
     except (ValueError, RecursionError):
         return _flip(data, rng)
 
 
-def changed(value: Any, rng: random.Random) -> Any:
+def change_value(value: Any, rng: random.Random) -> Any:
     """A JSON value in which one part is another, is missing, or has another name."""
     if not isinstance(value, (dict, list)) or not value or rng.random() < 0.1:
         return any_value(rng)
@@ -112,7 +112,7 @@ def changed(value: Any, rng: random.Random) -> Any:
         case 2 if isinstance(value, dict):
             value[f"{key}x"] = value.pop(key)
         case _:
-            value[key] = changed(value[key], rng)
+            value[key] = change_value(value[key], rng)
     return value
 
 
@@ -136,7 +136,7 @@ _CHANGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 )
 
 
-def _instead(path: Path, rng: random.Random, pipes: bool) -> str:
+def _replace_file(path: Path, rng: random.Random, pipes: bool) -> str:
     """Something else under the name of a file: nothing, a folder, a pipe, a device, a link to
     nowhere or to itself.
     """
@@ -156,7 +156,7 @@ def _instead(path: Path, rng: random.Random, pipes: bool) -> str:
 def damage(path: Path, rng: random.Random, *, pipes: bool) -> str:
     """Damage a file in place; the label of the damage."""
     if rng.random() < 0.1:
-        return _instead(path, rng, pipes)
+        return _replace_file(path, rng, pipes)
     data = path.read_bytes()
     change = rng.choice(_CHANGES)
     path.write_bytes(change(data or b"x", rng))

@@ -159,7 +159,7 @@ def _zstd(data: bytes) -> bytes:
     return bytes(pa.Codec("zstd").compress(data, asbytes=True))
 
 
-def _prepared(folder: Path) -> None:
+def _copy_prepared(folder: Path) -> None:
     shutil.copytree("whole-tokens", folder, dirs_exist_ok=True)
 
 
@@ -272,7 +272,7 @@ LIGHT: dict[str, Form] = {
         "*t*",
     ),
     "prepared": Form(
-        _prepared,
+        _copy_prepared,
         (
             cli("data", "inspect", "IN"),
             cli("data", "export", "IN", "OUT"),

@@ -11,7 +11,7 @@ from testing.fuzz.damage import damage
 from testing.fuzz.forms import Form, Reader
 from testing.fuzz.judge import Answer, broken_rule
 
-_REFUSED = "refused"
+_REFUSAL = "refused"
 
 
 class Inputs:
@@ -21,18 +21,18 @@ class Inputs:
         self.forms, self.folder = forms, folder
         self._results: dict[tuple[str, int], str] = {}
 
-    def whole(self, name: str, number: int) -> str:
+    def intact_result(self, name: str, number: int) -> str:
         """The result of a reader for the whole input, which is made at first use; the imports are
         made then too.
         """
         if (name, number) not in self._results:
-            whole = self.folder / "whole" / name.replace(" ", "-")
-            if not whole.exists():
-                whole.mkdir(parents=True)
-                self.forms[name].make(whole)
-            made = result(self.forms[name].readers[number], self.copy(name))
-            assert not made.startswith("!"), (name, number, made)
-            self._results[name, number] = made
+            intact_folder = self.folder / "whole" / name.replace(" ", "-")
+            if not intact_folder.exists():
+                intact_folder.mkdir(parents=True)
+                self.forms[name].make(intact_folder)
+            outcome = result(self.forms[name].readers[number], self.copy(name))
+            assert not outcome.startswith("!"), (name, number, outcome)
+            self._results[name, number] = outcome
         return self._results[name, number]
 
     def copy(self, name: str) -> Path:
@@ -48,12 +48,12 @@ def result(reader: Reader, folder: Path) -> str:
     try:
         answer = reader(folder)
     except SmtrainError as error:
-        return _REFUSED if str(error).strip() else "!says nothing: an error without text"
+        return _REFUSAL if str(error).strip() else "!says nothing: an error without text"
     if not isinstance(answer, Answer):
         return answer
     if rule := broken_rule(answer):
         return f"!{rule}"
-    return _REFUSED if answer.status == 2 else ""
+    return _REFUSAL if answer.status == 2 else ""
 
 
 class InputCase:
@@ -63,7 +63,7 @@ class InputCase:
         self._rng, self.inputs = random.Random(seed), inputs
         self.name = self._rng.choice(forms)
         self.number = self._rng.randrange(len(inputs.forms[self.name].readers))
-        self.whole = inputs.whole(self.name, self.number)
+        self.whole = inputs.intact_result(self.name, self.number)
         self.label = f"input {seed}: {self.name}, reader {self.number}"
 
     def run(self) -> str:
@@ -73,8 +73,8 @@ class InputCase:
         files = sorted(path for path in folder.glob(form.files) if path.is_file())
         path = rng.choice(files)
         self.label += f": {path.relative_to(folder)}: {damage(path, rng, pipes=form.pipes)}"
-        made = result(form.readers[self.number], folder)
-        if made.startswith("!"):
-            return made[1:]
-        wrong = form.exact and made not in (_REFUSED, self.whole)
-        return f"another result: {made[:300]} instead of {self.whole[:300]}" if wrong else ""
+        outcome = result(form.readers[self.number], folder)
+        if outcome.startswith("!"):
+            return outcome[1:]
+        wrong = form.exact and outcome not in (_REFUSAL, self.whole)
+        return f"another result: {outcome[:300]} instead of {self.whole[:300]}" if wrong else ""

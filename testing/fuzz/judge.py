@@ -80,9 +80,9 @@ class Case(Protocol):
         """The broken rule, or empty text."""
 
 
-def judged(case: Case) -> tuple[Fault | None, float]:
+def judge_case(case: Case) -> tuple[Fault | None, float]:
     """Run a case; its fault or None, and its CPU seconds."""
-    begun = _cpu()
+    start_s = _cpu()
     with contextlib.redirect_stderr(io.StringIO()), _limits():
         try:
             text = case.run()
@@ -91,7 +91,7 @@ def judged(case: Case) -> tuple[Fault | None, float]:
             text = kind = ""
         except (Exception, EndedError) as error:
             text, kind = traceback.format_exc(), _place(error)
-    took = _cpu() - begun
+    took = _cpu() - start_s
     if not text and took > CPU_SECONDS:
         text = kind = "slow"
     return (Fault(case.label, kind, f"{text} ({took:.1f} s)") if text else None), took
@@ -99,20 +99,20 @@ def judged(case: Case) -> tuple[Fault | None, float]:
 
 def broken_rule(answer: Answer) -> str:
     """The rule of the command line that an answer breaks; empty if none."""
-    shown = answer.out + answer.err
+    output = answer.out + answer.err
     lines = [line for line in answer.err.splitlines() if line.startswith("smtrain")]
     if answer.status not in _STATUSES:
         return f"status: {answer.status}"
-    if python := next((word for word in _PYTHON if word in shown), ""):
-        return f"shows Python ({python}): {_line_with(shown, python)}"
+    if python := next((word for word in _PYTHON if word in output), ""):
+        return f"shows Python ({python}): {_line_with(output, python)}"
     if answer.status == 2 and not lines and not answer.out.strip():
         return "says nothing: status 2"
     if long := next((line for line in lines if len(line) > _LONGEST_LINE), ""):
         return f"long line: {long}"
     if len(set(lines)) != len(lines):
         return f"says it twice: {lines}"
-    if steers := _STEERS.search(shown):
-        return f"prints a control character: {steers[0]!r} in {_line_with(shown, steers[0])!r}"
+    if steers := _STEERS.search(output):
+        return f"prints a control character: {steers[0]!r} in {_line_with(output, steers[0])!r}"
     return ""
 
 
@@ -129,12 +129,16 @@ def _cpu() -> float:
 def _place(error: BaseException) -> str:
     """The type of an error and the deepest line of smtrain in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [
+    smtrain_frames = [
         frame
         for frame in frames
         if "/smtrain/" in frame.filename and "/site-packages/" not in frame.filename
     ]
-    at = f"{ours[-1].filename.rpartition('/smtrain/')[2]}:{ours[-1].lineno}" if ours else "outside"
+    at = (
+        f"{smtrain_frames[-1].filename.rpartition('/smtrain/')[2]}:{smtrain_frames[-1].lineno}"
+        if smtrain_frames
+        else "outside"
+    )
     return f"{type(error).__name__} at {at}"
 
 
@@ -150,7 +154,7 @@ def _limits() -> Iterator[None]:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MEMORY_BYTES, hard))
-    before = [signal.signal(number, end) for number in (signal.SIGPROF, signal.SIGALRM)]
+    old_handlers = [signal.signal(number, end) for number in (signal.SIGPROF, signal.SIGALRM)]
     signal.setitimer(signal.ITIMER_PROF, _CPU_END)
     signal.setitimer(signal.ITIMER_REAL, _WALL_END)
     try:
@@ -159,7 +163,7 @@ def _limits() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip((signal.SIGPROF, signal.SIGALRM), before, strict=True):
+        for number, handler in zip((signal.SIGPROF, signal.SIGALRM), old_handlers, strict=True):
             signal.signal(number, handler)
 
 
@@ -198,9 +202,9 @@ def offline(folder: Path, patch: Any) -> Iterator[None]:
             return connect(self, address)
         raise ConnectionRefusedError(111, "Connection refused")
 
-    def names(host: Any, *words: Any, **more: Any) -> Any:
+    def names(host: Any, *words: Any, **keywords: Any) -> Any:
         if host in (None, "", "127.0.0.1", "localhost", "::1"):
-            return look_up(host, *words, **more)
+            return look_up(host, *words, **keywords)
         raise socket.gaierror(-2, "Name or service not known")
 
     patch.setattr(socket.socket, "connect", refuse)

@@ -31,8 +31,8 @@ def channels(folder: Path) -> None:
     files = {"a": [3, hashlib.sha256(b"abc").hexdigest()]}
     uploads = {"text": {"uri": "s3://b/x/", "files": files}}
     (folder / "input/data/config/uploads.json").write_text(json.dumps(uploads))
-    tuned = {"smtrain_tuned": "train.lr", "train.lr": "1e-4"}
-    (folder / "input/config/hyperparameters.json").write_text(json.dumps(tuned))
+    hyperparameters = {"smtrain_tuned": "train.lr", "train.lr": "1e-4"}
+    (folder / "input/config/hyperparameters.json").write_text(json.dumps(hyperparameters))
     (folder / "input/config/resourceconfig.json").write_text(
         json.dumps({"hosts": ["a", "b"], "current_host": "b"})
     )

@@ -20,7 +20,7 @@ from smtrain.plane.client import shut_down
 from testing.fuzz import commands, samples, world
 from testing.fuzz.forms import LIGHT, Form
 from testing.fuzz.inputs import InputCase, Inputs
-from testing.fuzz.judge import Case, Fault, command, judged, offline
+from testing.fuzz.judge import Case, Fault, command, judge_case, offline
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Totals:
 
     def add(self, case: Case) -> None:
         """Judge a case."""
-        fault, took = judged(case)
+        fault, took = judge_case(case)
         if self.show:
             sys.stderr.write(f"{case.label} ({took:.2f} s)\n")
         self.cpu += took
@@ -60,9 +60,11 @@ class World:
         (folder / "aws.yaml").write_text(yaml.safe_dump(samples.valid("aws", "pretrain")))
         self._ready: set[str] = set()
 
-    def configs(self, seeds: Iterable[int], totals: Totals, without: Collection[str] = ()) -> None:
+    def configs(
+        self, seeds: Iterable[int], totals: Totals, skipped_names: Collection[str] = ()
+    ) -> None:
         """Try mutated configs, on all commands `without` some."""
-        names = [name for name in commands.COMMANDS if name not in without]
+        names = [name for name in commands.COMMANDS if name not in skipped_names]
         for seed in seeds:
             case = commands.ConfigCase(seed, self.folder, names)
             self._start(case.name)
@@ -83,7 +85,7 @@ class World:
     def inputs(self, seeds: Iterable[int], totals: Totals, names: Collection[str] = ()) -> None:
         """Try damaged inputs of all forms, or of those named."""
         forms = LIGHT if LIGHT.keys() >= set(names) and names else {**LIGHT, **_heavy()}
-        forms = {name: one for name, one in forms.items() if name in (names or forms)}
+        forms = {name: form for name, form in forms.items() if name in (names or forms)}
         if "prepared" in forms:
             command(
                 "data", "prepare", "pretrain", "whole-tokens", "--model", "model", "--seq-len", "32"

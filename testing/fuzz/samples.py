@@ -65,12 +65,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "train": {"objective": "sft", **_ADAPTER["train"]},
     },
 }
-_ALL = (*TARGETS, *OBJECTIVES)
+_VARIANTS = (*TARGETS, *OBJECTIVES)
 _TEXT = (*TARGETS, "pretrain")
 EXTRAS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (_ALL, {"parallel": {"tp": 2, "micro_batch_size": 1, "sequence_parallel": True}}),
+    (_VARIANTS, {"parallel": {"tp": 2, "micro_batch_size": 1, "sequence_parallel": True}}),
     (("aws", "pai-dlc", "slurm", *OBJECTIVES), {"parallel": "auto"}),
-    (_ALL, {"train": {"validation": {"interval": 2, "fraction": 0.2}}}),
+    (_VARIANTS, {"train": {"validation": {"interval": 2, "fraction": 0.2}}}),
     (_TEXT, {"train": {"validation": {"path": "held-out.jsonl", "keep_best": True}}}),
     (
         _TEXT,
@@ -81,8 +81,8 @@ EXTRAS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             }
         },
     ),
-    (_ALL, {"evaluate": {"tasks": ["own"], "data": "task", "limit": 2}}),
-    (_ALL, {"generate": {"prompts": ["a", "b\nc"], "max_new_tokens": 4, "temperature": 0.5}}),
+    (_VARIANTS, {"evaluate": {"tasks": ["own"], "data": "task", "limit": 2}}),
+    (_VARIANTS, {"generate": {"prompts": ["a", "b\nc"], "max_new_tokens": 4, "temperature": 0.5}}),
     (
         _TEXT,
         {"data": {"near_duplicates": {}, "pii": "mask", "phone_region": "DE", "filters": ["c4"]}},
@@ -109,9 +109,12 @@ EXTRAS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             }
         },
     ),
-    (_ALL, {"track": {"mlflow": "http://host:5000", "experiment": "e"}}),
-    (_ALL, {"notify": {"on": ["failed"], "webhook_env": "HOOK", "command": ["echo", "done"]}}),
-    (_ALL, {"compute": {"environment": {"NOTE": "it's $HOME", "B": "x"}}, "tags": {"team": "llm"}}),
+    (_VARIANTS, {"track": {"mlflow": "http://host:5000", "experiment": "e"}}),
+    (_VARIANTS, {"notify": {"on": ["failed"], "webhook_env": "HOOK", "command": ["echo", "done"]}}),
+    (
+        _VARIANTS,
+        {"compute": {"environment": {"NOTE": "it's $HOME", "B": "x"}}, "tags": {"team": "llm"}},
+    ),
     (("aws", *OBJECTIVES), {"compute": {"spot": True, "max_wait": "3d", "retries": 2}}),
     (
         ("aws", *OBJECTIVES),
@@ -125,7 +128,7 @@ EXTRAS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("aws", "slurm", *OBJECTIVES),
         {"compute": {"instance_type": "ml.trn2.48xlarge", "image": "registry/own:1"}},
     ),
-    (_ALL, {"machines": {"other": BOX}}),
+    (_VARIANTS, {"machines": {"other": BOX}}),
     (
         (*TARGETS, "pretrain", "sft", "dpo"),
         {"model": {"rope": {"type": "yarn", "factor": 4}}, "checkpoint": {"keep": 3}},
@@ -182,25 +185,25 @@ def _base(target: str) -> dict[str, Any]:
             "lr": 1e-4,
         },
     }
-    return merged(base, TARGETS[target])
+    return merge_configs(base, TARGETS[target])
 
 
-def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def merge_configs(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     """A copy of a config with the keys of another."""
-    both = copy.deepcopy(one)
-    for key, value in other.items():
-        here = both.get(key)
-        both[key] = (
-            merged(here, value)
-            if isinstance(here, dict) and isinstance(value, dict)
+    result = copy.deepcopy(base)
+    for key, value in override.items():
+        current = result.get(key)
+        result[key] = (
+            merge_configs(current, value)
+            if isinstance(current, dict) and isinstance(value, dict)
             else copy.deepcopy(value)
         )
-    return both
+    return result
 
 
 def valid(target: str, objective: str) -> dict[str, Any]:
     """A config without a fault."""
-    return merged(_base(target), OBJECTIVES[objective])
+    return merge_configs(_base(target), OBJECTIVES[objective])
 
 
 def sample(rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -209,5 +212,5 @@ def sample(rng: random.Random) -> tuple[str, dict[str, Any]]:
     raw = valid(target, objective)
     fitting = [extra for for_, extra in EXTRAS if target in for_ and objective in for_]
     for extra in rng.sample(fitting, rng.choice([0, 1, 1, 2, 3])):
-        raw = merged(raw, extra)
+        raw = merge_configs(raw, extra)
     return f"{target} {objective}", raw

@@ -51,11 +51,11 @@ def _original(folder: Path) -> Path:
 
 
 def _digest(weights: dict[str, torch.Tensor]) -> str:
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(weights):
-        whole.update(f"{name} {weights[name].dtype} {tuple(weights[name].shape)}".encode())
-        whole.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()
+        hasher.update(f"{name} {weights[name].dtype} {tuple(weights[name].shape)}".encode())
+        hasher.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def _to_hf(folder: Path) -> str:
@@ -82,7 +82,7 @@ _READERS: tuple[Reader, ...] = (
 )
 
 
-def _as(target: Any) -> Callable[[Path], None]:
+def _converter_to(target: Any) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         folder.rmdir()
         convert(_original(Path("original")), folder, to=target)
@@ -100,9 +100,9 @@ def _hf(**options: Any) -> Callable[[Path], None]:
 
 def _bins(folder: Path) -> None:
     """Two files of torch.save and their index."""
-    whole = _original(Path("original"))
-    shutil.copy(whole / "config.json", folder)
-    weights = load_file(whole / "model.safetensors")
+    model_folder = _original(Path("original"))
+    shutil.copy(model_folder / "config.json", folder)
+    weights = load_file(model_folder / "model.safetensors")
     parts = [dict(list(weights.items())[n::2]) for n in range(2)]
     files = [f"pytorch_model-{n + 1:05d}-of-00002.bin" for n in range(2)]
     for file, part in zip(files, parts, strict=True):
@@ -138,13 +138,13 @@ HEAVY: dict[str, Form] = {
     "hf": Form(_hf(), _READERS, "**/*.safetensors"),
     "hf json": Form(_hf(max_shard_size=6000), _READERS, "**/*.json"),
     "bin": Form(_bins, _READERS, "**/*"),
-    "nxd pt": Form(_as(Nxd(tp=2, pp=2)), _READERS, "**/*", exact=True),
-    "nxd xser": Form(_as(Nxd(tp=2, form="xser")), _READERS, "**/*", exact=True),
-    "native": Form(_as(Native(tp=2)), _READERS, "**/*", exact=True),
-    "megatron": Form(_as(Megatron(form="torch", tp=2, pp=2)), _READERS, "**/*"),
-    "torch_dist": Form(_as(Megatron()), _READERS, "**/*"),
-    "nemo": Form(_as(NemoMegatron(form="xser", tp=2)), _READERS, "**/*"),
-    "nemo 2.15": Form(_as(NemoMegatron(release="2.15", tp=2, pp=2)), _READERS, "**/*"),
+    "nxd pt": Form(_converter_to(Nxd(tp=2, pp=2)), _READERS, "**/*", exact=True),
+    "nxd xser": Form(_converter_to(Nxd(tp=2, form="xser")), _READERS, "**/*", exact=True),
+    "native": Form(_converter_to(Native(tp=2)), _READERS, "**/*", exact=True),
+    "megatron": Form(_converter_to(Megatron(form="torch", tp=2, pp=2)), _READERS, "**/*"),
+    "torch_dist": Form(_converter_to(Megatron()), _READERS, "**/*"),
+    "nemo": Form(_converter_to(NemoMegatron(form="xser", tp=2)), _READERS, "**/*"),
+    "nemo 2.15": Form(_converter_to(NemoMegatron(release="2.15", tp=2, pp=2)), _READERS, "**/*"),
     "adapter": Form(
         _adapter,
         (

@@ -93,17 +93,17 @@ def tokenizer(folder: Path) -> None:
 
     from smtrain.core.demo.inputs import END
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    bpe.train_from_iterator(
         sentences(200),
         trainers.BpeTrainer(
             vocab_size=512, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
         ),
     )
-    made.save(str(folder / "tokenizer.json"))
+    bpe.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": END}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

@@ -220,7 +220,7 @@ def test_one_wait_is_all_that_a_command_has(
         for name, arguments in asking.items()
         for c in (arguments[1:] if rest else arguments[:1])
     ]:
-        monkeypatch.setattr(calls, "SILENCE", circuit_breaker.Silence())
+        monkeypatch.setattr(calls, "CIRCUIT_BREAKER", circuit_breaker.CircuitBreaker())
         close(short)
         done = typed(*call, "--target", "aws")
         aside = call[0] in BESIDE_ONE_ANOTHER

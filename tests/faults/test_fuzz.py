@@ -72,7 +72,7 @@ def test_configs_that_are_mutated_are_valid_before(world: World, target: str) ->
     for objective in samples.OBJECTIVES:
         for names, extra in ((samples.TARGETS, {}), *samples.EXTRAS):
             if target in names and (not extra or objective in names):
-                raw = samples.merged(samples.valid(target, objective), extra)
+                raw = samples.merge_configs(samples.valid(target, objective), extra)
                 (world.folder / "valid.yaml").write_text(yaml.safe_dump(raw))
                 answer = command("run", "valid.yaml", "--dry-run")
                 assert answer.status == 0, f"{objective} {extra}: {answer.err}"

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from smtrain.core.config import JobConfig
-from smtrain.plane.client import running, shut_down
-from smtrain.plane.server.processes import marked
+from smtrain.plane.client import running_endpoint, shut_down
+from smtrain.plane.server.processes import marked_pids
 from smtrain.stages import keys_of
 from tests import tiers
 from tests.faults.nthwrite import FailingDisk
@@ -106,12 +106,12 @@ class Plane:
         try:
             if status == 0 and (home / "result/sum").read_text() != "72\n":
                 return 1, f"another result\n{output}"
-            if left := marked(home, below=True):
+            if left := marked_pids(home, include_subfolders=True):
                 return 1, f"processes {left} are left over\n{output}"
             if "warning" in output:
                 return 1, output
         finally:
-            if running(home):
+            if running_endpoint(home):
                 shut_down(home)
         shutil.rmtree(home, ignore_errors=True)
         return status, output

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.plane.client import Endpoint, running, shut_down
+from smtrain.plane.client import Endpoint, running_endpoint, shut_down
 from smtrain.plane.hosts import TAG, LocalHosts
 from testing.plane import Plane
 from tests import docker
@@ -40,7 +40,7 @@ def serve(home: Path, *options: str) -> Endpoint:
         *options,
     ]
     process = begin(arguments, home / "local/server.log")
-    while not ((endpoint := running(home)) and endpoint.pid == process.pid):
+    while not ((endpoint := running_endpoint(home)) and endpoint.pid == process.pid):
         assert process.poll() is None, (home / "local" / "server.log").read_text()
         time.sleep(0.05)
     process.returncode = 0  # it is ended by shut_down or by a kill of the test's

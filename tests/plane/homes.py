@@ -702,13 +702,13 @@ def _look_at_hurt(
 
 def _look_from_outside(server: Server, faults: list[str]) -> None:
     """`smtrain local status` and `clean` without `--yes`, in this process."""
-    from smtrain.plane.client import running
-    from smtrain.plane.server.clean import aside, plan, usage
+    from smtrain.plane.client import running_endpoint
+    from smtrain.plane.server.clean import plan, set_aside_files, usage
 
     try:
         usage(server.home).line()
-        aside(server.home)
-        endpoint = running(server.home)
+        set_aside_files(server.home)
+        endpoint = running_endpoint(server.home)
         assert endpoint
         assert endpoint.region == REGION
         plan(endpoint, everything=True)

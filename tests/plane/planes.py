@@ -26,9 +26,16 @@ from typing import Any
 
 from botocore.config import Config
 
-from smtrain.client.backends.sagemaker.calls import checked
-from smtrain.plane.client import BUCKET, ROLE, Endpoint, running, server_environment, state_folder
-from smtrain.plane.server.processes import runs
+from smtrain.client.backends.sagemaker.calls import add_answer_checks
+from smtrain.plane.client import (
+    BUCKET,
+    ROLE,
+    Endpoint,
+    running_endpoint,
+    server_environment,
+    state_folder,
+)
+from smtrain.plane.server.processes import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
@@ -115,7 +122,7 @@ class Forked:
     returncode: int | None = None
 
     def poll(self) -> int | None:
-        return None if runs(self.pid) else -1
+        return None if is_running(self.pid) else -1
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -217,7 +224,7 @@ class Server:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(Exception):  # endpoint.json may hold anything
-                endpoint = running(self.home)
+                endpoint = running_endpoint(self.home)
                 if endpoint and endpoint.pid == self.process.pid:
                     self.endpoint = endpoint
                     return endpoint
@@ -246,7 +253,9 @@ class Server:
     def clients(self, *names: str) -> list[Any]:
         """boto3 clients with a timeout of `SILENCE` seconds and no retries."""
         config = Config(connect_timeout=5, read_timeout=SILENCE, retries={"total_max_attempts": 1})
-        session: Any = checked(self.endpoint.session())  # for boto3's stubs a name is a literal
+        session: Any = add_answer_checks(
+            self.endpoint.session()
+        )  # for boto3's stubs a name is a literal
         return [session.client(name, config=config) for name in names]
 
 

@@ -119,7 +119,7 @@ def test_what_another_job_deletes_while_it_comes_down_is_passed_over(
     monkeypatch.setattr(client.s3, "download_file", delayed)
     sync.pull()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
-    sync.push(settled=True)
+    sync.push(is_settled=True)
     assert client.keys("ckpt/shared/") == ["ckpt/shared/a", "ckpt/shared/c"]
 
 
@@ -129,15 +129,15 @@ def test_a_file_still_being_written_waits_and_so_does_what_follows(tmp_path: Pat
     shard, manifest = tmp_path / "shard", tmp_path / "manifest"
     shard.write_text("half")
     os.utime(shard, ns=(1, 1))
-    sync.push(settled=False)
+    sync.push(is_settled=False)
     assert store.order == []
     shard.write_text("whole")
     os.utime(shard, ns=(2, 2))
     manifest.write_text("{}")
     os.utime(manifest, ns=(3, 3))
-    sync.push(settled=False)
+    sync.push(is_settled=False)
     assert store.order == []
-    sync.push(settled=False)
+    sync.push(is_settled=False)
     assert store.order == ["p/shard", "p/manifest"]
     assert store.objects == {"p/shard": b"whole", "p/manifest": b"{}"}
 
@@ -172,8 +172,8 @@ def test_after_the_last_push_the_prefix_equals_the_folder(
                 path.write_bytes(body)
             else:
                 path.unlink(missing_ok=True)
-        sync.push(settled=False)
-    sync.push(settled=True)
+        sync.push(is_settled=False)
+    sync.push(is_settled=True)
     there = {
         f"p/{p.relative_to(folder).as_posix()}": p.read_bytes()
         for p in folder.rglob("*")
@@ -193,21 +193,21 @@ def test_an_older_checkpoint_is_deleted_there_only_when_what_replaced_it_has_arr
         hosts.append(CheckpointSync(store, "s3://b/p", tmp_path / name, hosts))
     for _ in range(2):
         for sync in hosts:
-            sync.push(settled=False)
+            sync.push(is_settled=False)
     assert sorted(store.objects) == ["p/old-one", "p/old-two"]
     for name in ("one", "two"):
         (tmp_path / name / f"new-{name}").write_text("new")
         (tmp_path / name / f"old-{name}").unlink()
     for _ in range(3):
-        hosts[0].push(settled=False)
+        hosts[0].push(is_settled=False)
     assert sorted(store.objects) == [
         "p/new-one",
         "p/old-one",
         "p/old-two",
     ], "the other host has its half of it"
     for _ in range(2):
-        hosts[1].push(settled=False)
-        hosts[0].push(settled=False)
+        hosts[1].push(is_settled=False)
+        hosts[0].push(is_settled=False)
     assert sorted(store.objects) == ["p/new-one", "p/new-two"]
 
 
@@ -218,16 +218,16 @@ def test_while_what_replaces_it_goes_before_it_has_arrived_the_older_one_stays(
     sync = CheckpointSync(store, "s3://b/p", tmp_path)
     (tmp_path / "step-0").write_text("0")
     for _ in range(2):
-        sync.push(settled=False)
+        sync.push(is_settled=False)
     for step in range(1, 6):
         (tmp_path / f"step-{step}").write_text(str(step))
         (tmp_path / f"step-{step - 1}").unlink()
-        sync.push(settled=False)
+        sync.push(is_settled=False)
         assert store.objects == {"p/step-0": b"0"}, (
             "each is gone before two looks have seen it alike"
         )
     for _ in range(2):
-        sync.push(settled=False)
+        sync.push(is_settled=False)
     assert store.objects == {"p/step-5": b"5"}
 
 
@@ -296,17 +296,17 @@ def test_however_saves_fall_between_looks_and_uploads_a_whole_checkpoint_stays(
             syncs.append(CheckpointSync(store, f"s3://b/p/{folder.name}", folder, syncs))
         for _ in range(3):
             for sync in syncs:
-                sync.push(settled=False)
+                sync.push(is_settled=False)
         assert store.whole(hosts)
         store.saves = list(saves)
         while store.saves:
             store.some_saves()
             for sync in syncs:
-                sync.push(settled=False)
+                sync.push(is_settled=False)
                 assert store.whole(hosts), f"after step {saver.step}"
         for _ in range(3):
             for sync in syncs:
-                sync.push(settled=False)
+                sync.push(is_settled=False)
         assert {key.split("/")[2] for key in store.objects} == {f"step-{saver.step}"}, (
             "and older ones are gone"
         )

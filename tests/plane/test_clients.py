@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.cli.local import env, status
-from smtrain.plane.client import Endpoint, running
+from smtrain.plane.client import Endpoint, running_endpoint
 from tests import as_told
 
 from .conftest import Client
@@ -44,7 +44,7 @@ def test_nothing_else_that_shows_an_endpoint_shows_its_secret(of_home: Endpoint)
         str(of_home),
         f"{of_home}",
         repr(of_home.session()),
-        repr(running(of_home.home)),
+        repr(running_endpoint(of_home.home)),
     ]
     log = (of_home.home / "local" / "server.log").read_text()
     config = (of_home.home / "local" / "aws_config").read_text()
@@ -79,7 +79,7 @@ def test_env_starts_the_control_plane(
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     try:
         env()
-        endpoint = running(tmp_path)
+        endpoint = running_endpoint(tmp_path)
         assert endpoint is not None
         assert f"export AWS_ENDPOINT_URL={endpoint.url}\n" in capsys.readouterr().out
     finally:

@@ -15,7 +15,7 @@ import pytest
 from smtrain.cli.local import status
 from smtrain.core.errors import LocalError
 from smtrain.plane import client
-from smtrain.plane.client import Endpoint, ensure_running, revive, running, shut_down
+from smtrain.plane.client import Endpoint, ensure_running, revive, running_endpoint, shut_down
 from tests import as_told
 from tests.processes import wait_for_end
 
@@ -33,10 +33,12 @@ def test_two_callers_start_one_server_and_it_can_be_ended(tmp_path: Path) -> Non
     for caller in callers:
         caller.join()
     try:
-        assert endpoints[0] == endpoints[1] == running(tmp_path) == ensure_running(tmp_path)
+        assert (
+            endpoints[0] == endpoints[1] == running_endpoint(tmp_path) == ensure_running(tmp_path)
+        )
     finally:
         shut_down(tmp_path)
-    assert running(tmp_path) is None
+    assert running_endpoint(tmp_path) is None
     shut_down(tmp_path)
 
 
@@ -48,9 +50,9 @@ def test_an_endpoint_file_of_another_process_is_seen_through(
     written = json.loads((endpoint.home / "local" / "endpoint.json").read_text())
     written["pid"] = os.getpid()
     (tmp_path / "local" / "endpoint.json").write_text(json.dumps(written))
-    assert running(tmp_path) is None
+    assert running_endpoint(tmp_path) is None
     (tmp_path / "local" / "endpoint.json").write_text("not json")
-    assert running(tmp_path) is None
+    assert running_endpoint(tmp_path) is None
 
 
 def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
@@ -123,10 +125,10 @@ def test_a_suspended_server_is_named_waited_for_and_ended(
     assert ensure_running(tmp_path) == first, "it was busy, and no second one was started"
     os.kill(first.pid, signal.SIGSTOP)
     shut_down(tmp_path)
-    assert running(tmp_path) is None
+    assert running_endpoint(tmp_path) is None
 
 
 def test_an_idle_server_leaves(start_server: StartServer) -> None:
     endpoint = start_server("--idle-exit", "1")
     wait_for_end(endpoint.pid)
-    assert running(endpoint.home) is None
+    assert running_endpoint(endpoint.home) is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smtrain.core.files import open_regular_file
-from smtrain.plane.files import make_folder, remove, within
+from smtrain.plane.files import make_folder, remove, safe_join
 from smtrain.plane.server.clean import usage
 
 
@@ -60,6 +60,6 @@ def test_a_name_leads_into_the_folder_or_is_refused(name: str) -> None:
     root = Path("/root/folder")
     if ".." in name.split("/"):
         with pytest.raises(ValueError, match="points outside"):
-            within(root, name)
+            safe_join(root, name)
     else:
-        assert within(root, name).is_relative_to(root)
+        assert safe_join(root, name).is_relative_to(root)

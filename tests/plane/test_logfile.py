@@ -46,9 +46,9 @@ def test_lines_come_back_from_every_place(
         for closed in (False, True):
             for number in range(len(expected) + 1):
                 assert [tuple(line) for line in log.lines(number)] == expected[number:]
-                assert [tuple(line) for line in log.back(number)] == expected[:number][::-1]
+                assert [tuple(line) for line in log.lines_before(number)] == expected[:number][::-1]
             for stamp in {line[1] + more for line in expected for more in (-1, 0, 1)}:
-                assert log.after(stamp) == sum(line[1] < stamp for line in expected)
+                assert log.number_at(stamp) == sum(line[1] < stamp for line in expected)
             if not closed:
                 log.close()
         if on_disk:

@@ -26,8 +26,8 @@ from moto.s3.responses import S3Response
 import smtrain.plane.server as package
 from smtrain.plane.client import ACCOUNT
 from smtrain.plane.server.serve import MOTO_RELEASES, moto_fault
-from smtrain.plane.server.store import _unchunked
-from testing.moto_names import ADDED, CALLS, OBJECTS, REPLACED, USED
+from smtrain.plane.server.store import _unchunk_body
+from testing.moto_names import ADDED_NAMES, CALLS, OBJECTS, REPLACED_NAMES, USED
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SOURCES = sorted(Path(package.__file__).parent.glob("*.py"))
@@ -68,8 +68,8 @@ def test_the_installed_moto_has_every_name_and_parameter() -> None:
         value = named(key)
         for attribute in attributes:
             assert hasattr(value, attribute), f"{key} has no {attribute}"
-    for key, parameters in REPLACED.items():
-        if key in ADDED:
+    for key, parameters in REPLACED_NAMES.items():
+        if key in ADDED_NAMES:
             assert not hasattr(named(key.rpartition(".")[0]), key.rpartition(".")[2]), (
                 f"moto has {key} by now"
             )
@@ -87,10 +87,10 @@ def test_the_installed_moto_has_every_name_and_parameter() -> None:
 def test_a_body_in_chunks_is_what_moto_makes_of_it(chunks: list[bytes], stream: bool) -> None:
     parts = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks]
     body = b"".join([*parts, b"0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n"])
-    decoders: list[Any] = [_unchunked, S3Response._handle_encoded_body]
+    decoders: list[Any] = [_unchunk_body, S3Response._handle_encoded_body]
     ours, theirs = (decode(None, BytesIO(body) if stream else body) for decode in decoders)
     assert ours == theirs == b"".join(chunks)
-    assert _unchunked(None, b"") == b""
+    assert _unchunk_body(None, b"") == b""
 
 
 def test_moto_is_one_of_the_releases_that_are_declared() -> None:
@@ -120,7 +120,7 @@ def test_what_is_replaced_is_what_the_list_says(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout.splitlines()[-1])) == REPLACED.keys()
+    assert set(json.loads(done.stdout.splitlines()[-1])) == REPLACED_NAMES.keys()
 
 
 def named(key: str) -> Any:
@@ -176,7 +176,7 @@ def replaced(folder: str) -> None:
         training_api,
     )
     from smtrain.plane.server.executor import Executor
-    from smtrain.plane.server.index import KEPT
+    from smtrain.plane.server.index import VERSION_ATTRIBUTES
 
     endpoint = Endpoint(
         "http://127.0.0.1:9", REGION, ACCOUNT, BUCKET, ROLE, Path(folder), 1, "id", "key"
@@ -211,6 +211,6 @@ def replaced(folder: str) -> None:
     objects.append(FakeMultipart("a", {}, ACCOUNT, REGION))  # type: ignore[arg-type]
     for wanted, attributes in OBJECTS.items():
         [instance] = [each for each in objects if type(each).__name__ == wanted]
-        for attribute in (*attributes, *(KEPT if wanted == "FakeKey" else ())):
+        for attribute in (*attributes, *(VERSION_ATTRIBUTES if wanted == "FakeKey" else ())):
             assert hasattr(instance, attribute), f"{wanted} has no {attribute}"
     print(json.dumps([key for key in changed if not key.startswith("moto.core.")]))

@@ -15,8 +15,14 @@ from botocore.exceptions import ClientError
 from moto.core.utils import camelcase_to_underscores, method_names_from_class
 from moto.sagemaker.responses import SageMakerResponse
 
-from smtrain.plane.server.operations import OURS, PASSED_ON, Operations, named, refused
-from testing.moto_names import REPLACED
+from smtrain.plane.server.operations import (
+    PASSED_ON,
+    SERVED_OPERATIONS,
+    Operations,
+    is_refused,
+    service_and_operation,
+)
+from testing.moto_names import REPLACED_NAMES
 from tests.plane.calls import answer, operations
 
 from .conftest import ROOT, Client
@@ -41,22 +47,24 @@ def environ(service: str, operation: str, body: bytes = b"{}") -> dict[str, Any]
 
 
 def test_each_operation_of_the_table_is_in_the_model_and_has_a_handler() -> None:
-    assert OURS.isdisjoint(PASSED_ON)
-    assert set(SAGEMAKER) >= OURS | PASSED_ON
+    assert SERVED_OPERATIONS.isdisjoint(PASSED_ON)
+    assert set(SAGEMAKER) >= SERVED_OPERATIONS | PASSED_ON
     methods = method_names_from_class(SageMakerResponse)
-    added = {key.rpartition(".")[2] for key in REPLACED if "SageMakerResponse" in key}
+    added = {key.rpartition(".")[2] for key in REPLACED_NAMES if "SageMakerResponse" in key}
     assert {camelcase_to_underscores(operation) for operation in PASSED_ON} <= set(methods)
-    assert {camelcase_to_underscores(operation) for operation in OURS} <= added
+    assert {camelcase_to_underscores(operation) for operation in SERVED_OPERATIONS} <= added
 
 
 def test_every_other_operation_of_sagemaker_is_refused_by_name() -> None:
     seen = []
 
     def below(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        seen.append(named(environ)[1])
+        seen.append(service_and_operation(environ)[1])
         return [b"{}"]
 
-    others = [operation for operation in SAGEMAKER if operation not in OURS | PASSED_ON]
+    others = [
+        operation for operation in SAGEMAKER if operation not in SERVED_OPERATIONS | PASSED_ON
+    ]
     assert len(others) > 300
     for operation in others:
         sent: list[str] = []
@@ -86,7 +94,10 @@ def test_a_client_reads_the_refusal(client: Client, operation: str) -> None:
 
 def test_what_is_passed_on_is_answered(client: Client) -> None:
     sagemaker: Any = client.endpoint.session().client("sagemaker", config=ONCE)
-    answers = {operation: answer(sagemaker, operation) for operation in sorted(OURS | PASSED_ON)}
+    answers = {
+        operation: answer(sagemaker, operation)
+        for operation in sorted(SERVED_OPERATIONS | PASSED_ON)
+    }
     assert {o: t for o, t in answers.items() if t[0] not in (200, 400)} == {}
     assert {o: t for o, t in answers.items() if t[0] == 400 and not (t[1] and t[2])} == {}
 
@@ -162,12 +173,13 @@ def test_what_moto_takes_for_another_operation_of_s3_is_refused(client: Client) 
         "ListBucketAnalyticsConfigurations",
         "GetObjectTorrent",
     ):
-        assert refused("s3", operation)
+        assert is_refused("s3", operation)
         status, code, message = answer(client.s3, operation)
         assert (status, code) == (501, "NotImplemented")
         assert f"s3:{operation} cannot" in message
     assert not any(
-        refused("s3", name) for name in ("GetObject", "ListObjectsV2", "CreateBucket", "UploadPart")
+        is_refused("s3", name)
+        for name in ("GetObject", "ListObjectsV2", "CreateBucket", "UploadPart")
     )
 
 
@@ -209,4 +221,6 @@ def signed_for(client: Client, target: str, body: bytes) -> dict[str, str]:
 
 def test_the_page_names_what_the_plane_itself_answers() -> None:
     page = (ROOT / "docs/local.md").read_text("utf-8")
-    assert [operation for operation in sorted(OURS) if f"`{operation}`" not in page] == []
+    assert [
+        operation for operation in sorted(SERVED_OPERATIONS) if f"`{operation}`" not in page
+    ] == []

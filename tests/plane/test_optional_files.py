@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.plane.client import ensure_running, revive, running, server_pid, shut_down
+from smtrain.plane.client import ensure_running, revive, running_endpoint, server_pid, shut_down
 from smtrain.plane.files import endpoint_fields, read_json
 from smtrain.plane.hosts import LocalHosts
 from smtrain.plane.server.containers.job import FILE, load_settings
@@ -74,7 +74,7 @@ def test_a_damaged_endpoint_file_is_no_endpoint(kind: str, tmp_path: Path) -> No
     state = tmp_path / "local"
     state.mkdir()
     put(state / "endpoint.json", kind)
-    assert running(tmp_path) is None
+    assert running_endpoint(tmp_path) is None
     assert server_pid(tmp_path) is None
     shut_down(tmp_path)
     fields = endpoint_fields(state)
@@ -107,7 +107,7 @@ def test_the_plane_starts_whatever_stands_in_place_of_its_files(
     (home / "local").mkdir(parents=True)
     put(home / "local" / name, kind)
     endpoint = ensure_running(home)
-    assert running(home) == endpoint
+    assert running_endpoint(home) == endpoint
     assert endpoint.session().client("s3").list_buckets()["Buckets"]
     aside = [path.name for path in (home / "local").glob(f"{name}.damaged-*")]
     if kind in ("a folder", "a pipe") or name in ("endpoint.json", "hosts.json"):
@@ -130,7 +130,7 @@ def test_keys_survive_damage_of_the_address(home: Path) -> None:
 def test_a_plane_that_runs_can_be_ended_without_its_endpoint_file(home: Path, kind: str) -> None:
     first = ensure_running(home)
     put(home / "local/endpoint.json", kind)
-    assert running(home) is None
+    assert running_endpoint(home) is None
     assert server_pid(home) == first.pid
     shut_down(home)
     assert ensure_running(home).pid != first.pid
@@ -157,7 +157,7 @@ def test_another_program_at_the_address_is_no_control_plane(reply: bytes, tmp_pa
             "pid": os.getpid(),
         }
         (tmp_path / "local/endpoint.json").write_text(json.dumps(written))
-        assert running(tmp_path) is None
+        assert running_endpoint(tmp_path) is None
         thread.join()
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_file_does_not_stop_a_revival(home: Path) -> None:
         )
     )
     revive(first)
-    assert running(home) is not None
+    assert running_endpoint(home) is not None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.plane.client import Endpoint, running
+from smtrain.plane.client import Endpoint, running_endpoint
 from tests.processes import wait_for, wait_for_end
 
 from .conftest import GROUP, Client, StartServer
@@ -74,7 +74,9 @@ def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> Non
 
     killed(endpoint)
     ended = time.time() * 1000
-    assert running(endpoint.home) is None, "an endpoint.json of a dead process is seen through"
+    assert running_endpoint(endpoint.home) is None, (
+        "an endpoint.json of a dead process is seen through"
+    )
     again = start_server()
     assert again.url == endpoint.url, "a client made before the restart works on"
     after = client.describe(done["TrainingJobName"])

@@ -446,7 +446,7 @@ def test_every_pattern_of_a_service_can_be_read(service: str) -> None:
     }
     assert len(patterns) > 3
     for pattern in patterns:
-        validation._compiled(pattern)
+        validation._compile_pattern(pattern)
 
 
 def test_letters_of_any_script_and_signs_pass_where_the_model_has_their_classes() -> None:

@@ -46,7 +46,7 @@ class Pace:
     lines have arrived.
     """
     settle_most: float
-    back: tuple[tuple[float, float], ...]
+    lookbacks: tuple[tuple[float, float], ...]
     """(every, back): a reading goes back so far at least so often; the first each time, the last
     also at the end.
     """
@@ -172,7 +172,7 @@ class JobQueue(Backend, Protocol):
         ...
 
     def submit(
-        self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say
+        self, request: Mapping[str, Any], predecessors: Sequence[str] = (), say: Say = say
     ) -> str | None:
         """Queue a request, if the backend chains after the jobs with these IDs; returns its own ID,
         or None if the job exists already. Raises `JobError` if it is refused; nothing of it stays

@@ -27,10 +27,10 @@ def blocks_of(body: Body, size: int = _BLOCK) -> Iterator[bytes]:
 
 def sha256_of(body: Body) -> str:
     """SHA-256 in hex."""
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for block in blocks_of(body):
-        whole.update(block)
-    return whole.hexdigest()
+        hasher.update(block)
+    return hasher.hexdigest()
 
 
 def etag_of(body: Body, part: int | None) -> str:
@@ -50,43 +50,43 @@ def checksum_of(body: Body, part: int | None) -> str:
     with their number.
     """
     digest, parts = _digest_of(body, part, "sha256")
-    coded = base64.b64encode(digest).decode()
-    return f"{coded}-{parts}" if parts else coded
+    base64_digest = base64.b64encode(digest).decode()
+    return f"{base64_digest}-{parts}" if parts else base64_digest
 
 
 def _digest_of(body: Body, part: int | None, algorithm: str) -> tuple[bytes, int]:
     if isinstance(body, bytes):
-        return _computed(body, part, algorithm)
+        return _compute_digest(body, part, algorithm)
     stat = body.stat()
-    return _remembered(body, part, algorithm, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return _cached_digest(body, part, algorithm, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=1 << 16)  # several stages of a run read the same files
-def _remembered(
+def _cached_digest(
     body: Path, part: int | None, algorithm: str, _stamp: tuple[int, int, int]
 ) -> tuple[bytes, int]:
-    return _computed(body, part, algorithm)
+    return _compute_digest(body, part, algorithm)
 
 
-def _computed(body: Body, part: int | None, algorithm: str) -> tuple[bytes, int]:
+def _compute_digest(body: Body, part: int | None, algorithm: str) -> tuple[bytes, int]:
     """A digest, and the number of parts (0 if the object is in one piece)."""
     new = partial(hashlib.new, algorithm, usedforsecurity=False)
 
-    whole = new()
+    hasher = new()
     if part is None:
         for block in blocks_of(body):
-            whole.update(block)
-        return whole.digest(), 0
+            hasher.update(block)
+        return hasher.digest(), 0
     assert part % _BLOCK == 0, part
     digests: list[bytes] = []
-    current, filled = new(), 0
+    current, part_bytes = new(), 0
     for block in blocks_of(body):
         current.update(block)
-        filled += len(block)
-        if filled == part:
+        part_bytes += len(block)
+        if part_bytes == part:
             digests.append(current.digest())
-            current, filled = new(), 0
-    if filled:
+            current, part_bytes = new(), 0
+    if part_bytes:
         digests.append(current.digest())
-    whole.update(b"".join(digests))
-    return whole.digest(), len(digests)
+    hasher.update(b"".join(digests))
+    return hasher.digest(), len(digests)

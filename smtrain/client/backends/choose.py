@@ -120,14 +120,14 @@ def sagemaker_backend_of_job(
             f"SMTRAIN_TARGET is {word!r}; {hint(word, names, table('word_names')['values'])}",
             code="config.wrong_value",
         )
-    here = (
+    is_local = (
         TARGETS[word].here
         if word
         else kept_here(name) or (present("moto") and not _has_credentials())
     )
-    if not word and not here and region is None and "/" not in name and not present("moto"):
+    if not word and not is_local and region is None and "/" not in name and not present("moto"):
         _refuse_unknown(name)
-    return name, SageMakerBackend("local") if here else SageMakerBackend("aws", region)
+    return name, SageMakerBackend("local") if is_local else SageMakerBackend("aws", region)
 
 
 def _refuse_unknown(name: str) -> None:
@@ -138,9 +138,9 @@ def _refuse_unknown(name: str) -> None:
             return
     except ConfigError:
         pass
-    unknown = f"{name}: no run or job of this name is known on this machine; " if name else ""
+    subject = f"{name}: no run or job of this name is known on this machine; " if name else ""
     raise JobError(
-        f"{unknown}jobs here need smtrain's extra local (`{install('local', 'moto')}`), and jobs on"
+        f"{subject}jobs here need smtrain's extra local (`{install('local', 'moto')}`), and jobs on"
         " AWS need credentials and a region (`aws configure`, or AWS_PROFILE and AWS_REGION)"
     )
 

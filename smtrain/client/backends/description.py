@@ -26,9 +26,9 @@ class JobState:
 class JobTimes:
     """When a job was created, changed last, and began to run."""
 
-    created: datetime
-    modified: datetime
-    started: datetime | None = None
+    creation_time: datetime
+    modification_time: datetime
+    start_time: datetime | None = None
 
 
 def describe(
@@ -41,23 +41,23 @@ def describe(
 ) -> dict[str, Any]:
     """DescribeTrainingJob's answer for the job of a request, which the backend calls `id_`."""
     name, base = request["TrainingJobName"], request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
-    described: dict[str, Any] = {
+    description: dict[str, Any] = {
         **request,
         "TrainingJobArn": f"{TARGETS[target].arn}{id_}:{name}",
         "TrainingJobStatus": state.status,
         "SecondaryStatus": state.secondary,
-        "CreationTime": times.created,
-        "LastModifiedTime": times.modified,
+        "CreationTime": times.creation_time,
+        "LastModifiedTime": times.modification_time,
         "ModelArtifacts": {"S3ModelArtifacts": f"{base}/{name}/output/model"},
         "SecondaryStatusTransitions": list(transitions),
     }
-    if times.started:
-        described["TrainingStartTime"] = times.started
+    if times.start_time:
+        description["TrainingStartTime"] = times.start_time
     if state.status in FINAL_STATUSES:
-        described["TrainingEndTime"] = times.modified
+        description["TrainingEndTime"] = times.modification_time
     if state.status in ("Failed", "Stopped") and state.message:
-        described["FailureReason"] = state.message
-    return described
+        description["FailureReason"] = state.message
+    return description
 
 
 def summary(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,17 +74,17 @@ def summary(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def definitions(request: Mapping[str, Any]) -> list[tuple[str, re.Pattern[str]]]:
     """(name, pattern) of a request's metrics."""
-    defined = request.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
-    return [(one["Name"], re.compile(one["Regex"])) for one in defined]
+    metric_definitions = request.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
+    return [(metric["Name"], re.compile(metric["Regex"])) for metric in metric_definitions]
 
 
 def final_metrics(
-    defined: Sequence[tuple[str, re.Pattern[str]]], events: Sequence[Mapping[str, Any]]
+    metric_definitions: Sequence[tuple[str, re.Pattern[str]]], events: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """FinalMetricDataList of a job with these log events, oldest first."""
     last: dict[str, dict[str, Any]] = {}
     for event in events:
-        for name, pattern in defined:
+        for name, pattern in metric_definitions:
             if match := pattern.search(event["message"]):
                 at = datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc)
                 last[name] = {"MetricName": name, "Value": float(match[1]), "Timestamp": at}

@@ -35,7 +35,7 @@ class JobRegistry(Generic[_Kind]):
     """Read the variable's value. Raises `ConfigError` for another form."""
     form: str
     """The form of that value, for a sentence."""
-    unknown: str
+    unknown_message: str
     """The sentence without a known one."""
 
     def remember(self, section: _Kind, job: str) -> None:
@@ -53,29 +53,29 @@ class JobRegistry(Generic[_Kind]):
         """True if a job, or a job of a run of this name, was submitted to such a backend from
         here.
         """
-        return self._noted(job) is not None
+        return self._path_of_job(job) is not None
 
     def section_of(self, job: str | None = None) -> _Kind:
         """The backend of a job, else of the variable, else the one used last.
 
         Raises `ConfigError` if none is known.
         """
-        named = os.environ.get(self.variable)
-        if job and (path := self._noted(job)):
+        variable_value = os.environ.get(self.variable)
+        if job and (path := self._path_of_job(job)):
             return self._read(path)
-        if named:
+        if variable_value:
             try:
-                return self.parse(named)
+                return self.parse(variable_value)
             except ConfigError:
                 raise ConfigError(
-                    f"{self.variable} is {named!r}; it must look like {self.form}",
+                    f"{self.variable} is {variable_value!r}; it must look like {self.form}",
                     code="config.wrong_value",
                 ) from None
         if self._file(_LATEST).is_file():
             return self._read(self._file(_LATEST))
-        raise ConfigError(self.unknown, code="config.missing_key")
+        raise ConfigError(self.unknown_message, code="config.missing_key")
 
-    def _noted(self, name: str) -> Path | None:
+    def _path_of_job(self, name: str) -> Path | None:
         """The file of a job, or the newest of a run's jobs."""
         if not name or "/" in name or name == _LATEST:
             return None

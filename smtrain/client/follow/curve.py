@@ -38,10 +38,10 @@ def figure_class() -> type[Figure]:
         """IPython can only draw a plain `Figure` without pyplot after `%matplotlib inline`."""
 
         def _repr_png_(self) -> bytes:
-            drawn = io.BytesIO()
+            buffer = io.BytesIO()
             canvas: Any = FigureCanvasAgg(self)  # matplotlib's canvases are not typed
-            canvas.print_png(drawn)
-            return drawn.getvalue()
+            canvas.print_png(buffer)
+            return buffer.getvalue()
 
     return Picture
 
@@ -50,14 +50,14 @@ def draw(records: Records, title: str) -> Figure:
     """Loss, held-out loss and gradient norm by step, and the rewards of a training on pairs. Raises
     `JobError` if matplotlib is not installed.
     """
-    rewarded = [record for record in records if "rewards/chosen" in record]
+    pair_records = [record for record in records if "rewards/chosen" in record]
     try:
-        figure = figure_class()(figsize=(8, 6.5 if rewarded else 4.5), layout="constrained")
+        figure = figure_class()(figsize=(8, 6.5 if pair_records else 4.5), layout="constrained")
     except ImportError:
         raise JobError(missing_module("matplotlib")) from None
     steps = [record["step"] for record in records]
     axes: Any = figure.subplots(
-        2 + bool(rewarded), 1, sharex=True, height_ratios=(3, *([2] * bool(rewarded)), 1)
+        2 + bool(pair_records), 1, sharex=True, height_ratios=(3, *([2] * bool(pair_records)), 1)
     )
     loss_axis, norm_axis = axes[0], axes[-1]
     loss_axis.plot(
@@ -69,13 +69,15 @@ def draw(records: Records, title: str) -> Figure:
             *zip(*held_out, strict=True), color=HELD_OUT, marker="o", markersize=3.5, linewidth=1.2
         )
         loss_axis.legend(["training", "held out"], frameon=False)
-    loss_axis.set(ylabel="loss (per pair)" if rewarded else "loss (nats per token)", title=title)
-    for key, colour in _REWARDS.items() if rewarded else ():
-        values = [(record["step"], record[key]) for record in rewarded if key in record]
+    loss_axis.set(
+        ylabel="loss (per pair)" if pair_records else "loss (nats per token)", title=title
+    )
+    for key, colour in _REWARDS.items() if pair_records else ():
+        values = [(record["step"], record[key]) for record in pair_records if key in record]
         axes[1].plot(
             *zip(*values, strict=True), color=colour, linewidth=1.2, label=key.partition("/")[2]
         )
-    if rewarded:
+    if pair_records:
         axes[1].legend(frameon=False)
         axes[1].set(ylabel="rewards")
     norm_axis.plot(
@@ -90,10 +92,10 @@ def draw(records: Records, title: str) -> Figure:
 
 def save_curve(records: Records, path: Path, title: str) -> Path:
     """`draw` into `path` (PNG, or the format of its suffix); returns it."""
-    drawn = draw(records, title)
+    figure = draw(records, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        drawn.savefig(file, dpi=150, format=path.suffix[1:] or "png")
+        figure.savefig(file, dpi=150, format=path.suffix[1:] or "png")
     return path
 
 
@@ -129,7 +131,7 @@ def frame(records: Sequence[dict[str, float]]) -> DataFrame:
         import pandas
     except ImportError:
         raise JobError(missing_module("pandas")) from None
-    more = sorted({key for record in records for key in record} - {*COLUMNS, "step", "of"})
-    rows = [[record.get(column) for column in (*COLUMNS, *more)] for record in records]
+    extra_columns = sorted({key for record in records for key in record} - {*COLUMNS, "step", "of"})
+    rows = [[record.get(column) for column in (*COLUMNS, *extra_columns)] for record in records]
     steps = pandas.Index([int(record["step"]) for record in records], name="step", dtype="int64")
-    return pandas.DataFrame(rows, index=steps, columns=[*COLUMNS, *more], dtype="float64")
+    return pandas.DataFrame(rows, index=steps, columns=[*COLUMNS, *extra_columns], dtype="float64")

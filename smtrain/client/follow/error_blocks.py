@@ -16,7 +16,7 @@ _RANK = re.compile(
 _BEGIN = "Traceback (most recent call last)"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 # The last line of one of our entry scripts that fails (smtrain.worker.output).
-_OURS = re.compile(r"^(algo-\d+)(?:, rank (\d+))?: (.+)$")
+_HOST_ERROR = re.compile(r"^(algo-\d+)(?:, rank (\d+))?: (.+)$")
 _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration)|[a-z_][\w.]*\.[A-Z]\w+)\b(?::|$)"
 )
@@ -40,7 +40,7 @@ class ErrorBlock:
     exit_code: int | None = None
     summary: bool = False
     """True for torchrun's report about one of its processes."""
-    closed: bool = False
+    is_complete: bool = False
 
     @property
     def text(self) -> str:
@@ -55,22 +55,24 @@ class _Reader:
         self._root: ErrorBlock | None = None
 
     def read(self, line: Line) -> None:
-        ranked = _RANK.match(line.text)
+        rank_match = _RANK.match(line.text)
         rank = (
-            next((int(n) for n in ranked.groups()[:3] if n is not None), None) if ranked else None
+            next((int(n) for n in rank_match.groups()[:3] if n is not None), None)
+            if rank_match
+            else None
         )
-        body = ranked[4] if ranked else line.text
+        body = rank_match[4] if rank_match else line.text
         if rank is None and self._of_torchrun(line, body):
             return
         block = self._open.get(rank)
-        if block and self._goes_on(block, body):
+        if block and self._extends_block(block, body):
             return
         if _BEGIN in body:
             self._begin(line, rank, body)
-        elif ours := _OURS.match(body):
-            self._own_words(line, ours)
+        elif host_error := _HOST_ERROR.match(body):
+            self._own_words(line, host_error)
         elif _BAREST.match(body):
-            self._begin(line, rank, body).closed = True
+            self._begin(line, rank, body).is_complete = True
 
     def _begin(self, line: Line, rank: int | None, body: str) -> ErrorBlock:
         block = ErrorBlock(self.host, line.timestamp, [body], rank)
@@ -78,16 +80,16 @@ class _Reader:
         self.blocks.append(block)
         return block
 
-    def _goes_on(self, block: ErrorBlock, body: str) -> bool:
+    def _extends_block(self, block: ErrorBlock, body: str) -> bool:
         """True if the line belongs to this traceback; lines of other ranks may be in between."""
-        chained = block.lines[-1].startswith(_CHAIN)
+        is_chained = block.lines[-1].startswith(_CHAIN)
         if body.startswith(_CHAIN):
-            block.closed = False
-        elif block.closed:
+            block.is_complete = False
+        elif block.is_complete:
             return False
-        elif _ERROR.match(body) and not chained:
-            block.closed = True
-        elif not (body.startswith(_BEGIN) and chained) and (
+        elif _ERROR.match(body) and not is_chained:
+            block.is_complete = True
+        elif not (body.startswith(_BEGIN) and is_chained) and (
             body[:1] not in (" ", "\t") or _BEGIN in body
         ):
             return False
@@ -95,20 +97,22 @@ class _Reader:
             block.lines.append(body)
         return True
 
-    def _own_words(self, line: Line, ours: re.Match[str]) -> None:
+    def _own_words(self, line: Line, host_error: re.Match[str]) -> None:
         """`algo-2, rank 5: ValueError: ...` names the rank of that traceback; else it is a separate
         error.
         """
-        rank = int(ours[2]) if ours[2] else None
+        rank = int(host_error[2]) if host_error[2] else None
         for block in reversed(self.blocks):
-            if block.lines[-1].strip() == ours[3].strip() and block.rank in (None, rank):
+            if block.lines[-1].strip() == host_error[3].strip() and block.rank in (None, rank):
                 block.rank = rank
                 return
-        self.blocks.append(ErrorBlock(ours[1], line.timestamp, [ours[3]], rank, closed=True))
+        self.blocks.append(
+            ErrorBlock(host_error[1], line.timestamp, [host_error[3]], rank, is_complete=True)
+        )
 
     def _of_torchrun(self, line: Line, body: str) -> bool:
         if _ROOT.match(body):
-            self._root = ErrorBlock(self.host, line.timestamp, [], summary=True, closed=True)
+            self._root = ErrorBlock(self.host, line.timestamp, [], summary=True, is_complete=True)
             self.blocks.append(self._root)
             return True
         if self._root is None:
@@ -116,11 +120,11 @@ class _Reader:
         if body.startswith("====="):
             self._root = None
             return True
-        if named := _FIELD.match(body):
-            if named[1] == "rank":
-                self._root.rank = int(named[2])
+        if field_match := _FIELD.match(body):
+            if field_match[1] == "rank":
+                self._root.rank = int(field_match[2])
             else:
-                self._root.exit_code = int(named[2])
+                self._root.exit_code = int(field_match[2])
         self._root.lines.append(body.strip())
         return True
 

@@ -18,7 +18,7 @@ from smtrain.core.targets import TargetName, target_of_arn
 
 _EXIT = re.compile(r"exit ?code:? ?(-?\d+)", re.I)
 _COMPLAINT = re.compile(r"error|fail|warn|fatal|kill|exception|[( =]nan\b", re.I)
-_SHOWN = 40
+_MAX_LINES = 40
 _CONTEXT_MS = 300_000
 NO_FAILURE = ("InProgress", "Completed", "Stopping")
 
@@ -44,7 +44,7 @@ class Cause:
 
     @property
     def regex(self) -> re.Pattern[str]:
-        return _compiled(self.pattern)
+        return _compile(self.pattern)
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Explanation:
     """The source of the reason: SageMaker, Slurm or PAI-DLC."""
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """True if there is a failure to explain."""
         return self.status not in NO_FAILURE
 
     def __str__(self) -> str:
-        if not self.failed:
+        if not self.has_failed:
             return f"{self.job}: {self.status}, nothing failed"
         place = self.host or ""
         if self.host and self.rank is not None:
@@ -85,7 +85,7 @@ class Explanation:
                 else head
             )
         ]
-        lines += [f"  {line}" for line in _shortened(self.error)]
+        lines += [f"  {line}" for line in _shorten(self.error)]
         if self.reason:
             lines.append(f"{self.source} says: {self.reason}")
         if self.cause:
@@ -105,12 +105,12 @@ def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Ex
     if secondary not in (status, ""):
         status = f"{status} ({secondary})" if status in ("Stopped", "Failed") else status
     first = first_error(blocks_of(lines)) if description["TrainingJobStatus"] == "Failed" else None
-    passed = {c["Status"] for c in description.get("SecondaryStatusTransitions", [])}
-    stopped = description["TrainingJobStatus"] == "Stopped"
+    past_statuses = {c["Status"] for c in description.get("SecondaryStatusTransitions", [])}
+    is_stopped = description["TrainingJobStatus"] == "Stopped"
     cause = None
     if description["TrainingJobStatus"] not in NO_FAILURE:
         cause = _of_status({secondary}) or (
-            None if stopped else _search(first, lines, reason) or _of_status(passed)
+            None if is_stopped else _search(first, lines, reason) or _of_status(past_statuses)
         )
     code, target = _EXIT.search(reason or ""), target_of_arn(description.get("TrainingJobArn", ""))
     return Explanation(
@@ -133,20 +133,20 @@ def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:
     The earliest error that is not a consequence of another rank's end; else the process that
     torchrun saw killed; else the earliest error.
     """
-    own = [block for block in blocks if not block.summary and not is_collateral(block)]
-    killed = [
+    root_errors = [block for block in blocks if not block.summary and not is_collateral(block)]
+    kill_summaries = [
         block
         for block in blocks
         if block.summary and (block.exit_code or 0) < 0 and block.exit_code != -15
     ]
-    rest = [block for block in blocks if not block.summary] or list(blocks)
-    return next(iter(own or killed or rest), None)
+    tracebacks = [block for block in blocks if not block.summary] or list(blocks)
+    return next(iter(root_errors or kill_summaries or tracebacks), None)
 
 
 def is_collateral(block: ErrorBlock) -> bool:
     """True if the error only reports that another rank was gone."""
     words = block.lines[-1] if len(block.lines) > 1 else block.text
-    return any(_compiled(pattern).search(words) for pattern in table("failures")["collateral"])
+    return any(_compile(pattern).search(words) for pattern in table("failures")["collateral"])
 
 
 def causes() -> list[Cause]:
@@ -161,12 +161,12 @@ def _search(first: ErrorBlock | None, lines: Sequence[Line], reason: str | None)
     places = []
     if first:
         places.append(first.text)
-        near = [
+        nearby_lines = [
             x
             for x in lines
             if x.host == first.host and first.at - _CONTEXT_MS <= x.timestamp <= first.at + 5000
         ]
-        places.append("\n".join(line.text for line in near))
+        places.append("\n".join(line.text for line in nearby_lines))
     places.append(reason or "")
     places.append("\n".join(line.text for line in lines if _COMPLAINT.search(line.text)))
     matches = [
@@ -181,12 +181,12 @@ def _of_status(statuses: set[str]) -> Cause | None:
     return next((cause for cause in causes() if cause.status in statuses), None)
 
 
-def _shortened(lines: Sequence[str]) -> list[str]:
-    if len(lines) <= _SHOWN:
+def _shorten(lines: Sequence[str]) -> list[str]:
+    if len(lines) <= _MAX_LINES:
         return list(lines)
-    return [*lines[:8], f"... {len(lines) - _SHOWN} lines ...", *lines[-(_SHOWN - 8) :]]
+    return [*lines[:8], f"... {len(lines) - _MAX_LINES} lines ...", *lines[-(_MAX_LINES - 8) :]]
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.I | re.M)

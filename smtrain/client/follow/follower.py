@@ -49,25 +49,30 @@ class Cursor:
     def load(cls, path: Path) -> Cursor | None:
         """The cursor in a file; None if the file is missing or cannot be read."""
         try:
-            kept = read_object(path)
+            record = read_object(path)
             keys = {}
-            for minute, packed in kept["keys"].items():
+            for minute, encoded_keys in record["keys"].items():
                 values = array("Q")
-                values.frombytes(base64.b64decode(packed))
+                values.frombytes(base64.b64decode(encoded_keys))
                 keys[int(minute)] = set(values)
-            return cls(int(kept["start"]), int(kept["newest"]), int(kept["changes"]), keys)
+            return cls(int(record["start"]), int(record["newest"]), int(record["changes"]), keys)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def save(self, path: Path) -> None:
         """Write it whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        packed = {
+        keys_by_minute = {
             m: base64.b64encode(array("Q", sorted(keys)).tobytes()).decode()
             for m, keys in self.keys.items()
         }
-        kept = {"start": self.start, "newest": self.newest, "changes": self.changes, "keys": packed}
-        write_atomically(path, json.dumps(kept), sync=False)
+        record = {
+            "start": self.start,
+            "newest": self.newest,
+            "changes": self.changes,
+            "keys": keys_by_minute,
+        }
+        write_atomically(path, json.dumps(record), sync=False)
 
 
 RESUME_BACK_MS = 600_000
@@ -80,7 +85,7 @@ shortens that time.
 
 
 @dataclass(frozen=True)
-class Change:
+class StatusChange:
     """The job entered a secondary status."""
 
     status: str
@@ -89,13 +94,13 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Described:
+class StatusPolled:
     """DescribeTrainingJob's answer, once a poll, before the lines of that poll."""
 
     job: dict[str, Any]
 
 
-Event = Change | Line | Described
+Event = StatusChange | Line | StatusPolled
 
 
 class Follower:
@@ -121,7 +126,7 @@ class Follower:
         self.target, self.name, self.host = target, name, host
         self.pace = target.pace if poll is None else replace(target.pace, poll=poll)
         self.patience = Patience(self.pace.limit)
-        farthest = self.pace.back[-1][1]
+        farthest = self.pace.lookbacks[-1][1]
         self.reading = LogReading(target, name, host, self.patience, remember_s=farthest + 60)
         self.order = ReorderBuffer()
         self._tail, self._file = tail, cursor
@@ -129,9 +134,13 @@ class Follower:
         """The earliest time to read (ms); None: the job's own beginning."""
         self._saved = 0.0
         self._last: dict[float, float] = {}
-        if resume and cursor and (kept := Cursor.load(cursor)):
-            self._floor, self._changes, self.order.newest = kept.start, kept.changes, kept.newest
-            self.reading.seen.restore(kept.keys)
+        if resume and cursor and (position := Cursor.load(cursor)):
+            self._floor, self._changes, self.order.newest = (
+                position.start,
+                position.changes,
+                position.newest,
+            )
+            self.reading.seen_events.restore(position.keys)
 
     def events(self) -> Generator[Event, None, None]:
         """All events until the last lines of the ended job have arrived.
@@ -144,10 +153,10 @@ class Follower:
             self.save()
 
     def _live(self) -> Iterator[Event]:
-        back = inf
+        lookback_s = inf
         while True:
             description = self.describe()
-            yield Described(description)
+            yield StatusPolled(description)
             changes = description.get("SecondaryStatusTransitions", [])
             if self._floor is None:
                 # Hosts' clocks may differ from the one that stamped the job.
@@ -155,40 +164,44 @@ class Follower:
             if description["TrainingJobStatus"] in FINAL_STATUSES:
                 break
             yield from self._new(changes)
-            yield from self._read(back)
-            self.save(every=2.0)
+            yield from self._read(lookback_s)
+            self.save(interval_s=2.0)
             pause(self.pace.poll)
-            back = self._due()
+            lookback_s = self._due()
         yield from self._new(changes[:-1])  # the end is shown after the last line
         yield from self._drain(description)
         yield from self._new(changes)
-        yield Described(self.describe())  # the billed time is known at the end or later
+        yield StatusPolled(self.describe())  # the billed time is known at the end or later
 
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         return self.target.describe(self.name, self.patience)
 
-    def _new(self, transitions: list[dict[str, Any]]) -> Iterator[Change]:
+    def _new(self, transitions: list[dict[str, Any]]) -> Iterator[StatusChange]:
         for change in transitions[self._changes :]:
             self._changes += 1
-            yield Change(change["Status"], change.get("StatusMessage", ""), change["StartTime"])
+            yield StatusChange(
+                change["Status"], change.get("StatusMessage", ""), change["StartTime"]
+            )
 
     def _due(self) -> float:
         """The seconds that the next reading goes back."""
         now = time.monotonic()
         due = [
-            back
-            for every, back in self.pace.back
-            if now - self._last.setdefault(back, now) >= every
+            reach_s
+            for interval_s, reach_s in self.pace.lookbacks
+            if now - self._last.setdefault(reach_s, now) >= interval_s
         ]
-        for back in due:
-            self._last[back] = now
+        for reach_s in due:
+            self._last[reach_s] = now
         return max(due[-1], min(2 * self.reading.lateness, 120.0))
 
-    def _read(self, back: float) -> Iterator[Line]:
+    def _read(self, lookback_s: float) -> Iterator[Line]:
         assert self._floor is not None
         newest = min(self.order.newest, int(time.time() * 1000))  # a host's clock may be ahead
-        start = self._floor if back == inf else max(self._floor, newest - int(back * 1000))
+        start = (
+            self._floor if lookback_s == inf else max(self._floor, newest - int(lookback_s * 1000))
+        )
         for page in self.reading.new(start):
             now = time.monotonic()
             for line, key in page:
@@ -207,36 +220,39 @@ class Follower:
     def _drain(self, description: dict[str, Any]) -> Iterator[Line]:
         """The remaining lines of a job that has ended."""
         yield from self._read(inf)
-        ended = description.get("TrainingEndTime") or description["LastModifiedTime"]
-        age = (datetime.datetime.now(datetime.timezone.utc) - ended).total_seconds()
+        end_time = description.get("TrainingEndTime") or description["LastModifiedTime"]
+        age = (datetime.datetime.now(datetime.timezone.utc) - end_time).total_seconds()
         if age < self.pace.settle_most:
             yield from self._settle()
         yield from self.order.free(0.0, time.monotonic())
 
     def _settle(self) -> Iterator[Line]:
-        near, far = self.pace.back[1][1], self.pace.back[-1][1]
+        short_lookback, full_lookback = self.pace.lookbacks[1][1], self.pace.lookbacks[-1][1]
         quiet, count = time.monotonic(), self.order.taken
         while True:
             pause(min(self.pace.poll, self.pace.settle / 2))
             long = min(self.pace.settle + 2 * self.reading.lateness, self.pace.settle_most)
-            over = time.monotonic() - quiet >= long
-            yield from self._read(far if over else near)
+            is_settled = time.monotonic() - quiet >= long
+            yield from self._read(full_lookback if is_settled else short_lookback)
             if self.order.taken != count:
                 quiet, count = time.monotonic(), self.order.taken
-            elif over:
+            elif is_settled:
                 return
 
-    def save(self, every: float = 0.0) -> None:
+    def save(self, interval_s: float = 0.0) -> None:
         """Write the cursor, at most once in `every` seconds."""
-        if self._file is None or self._floor is None or time.monotonic() - self._saved < every:
+        if self._file is None or self._floor is None or time.monotonic() - self._saved < interval_s:
             return
         self._saved = time.monotonic()
         start = max(self._floor, self.order.newest - RESUME_BACK_MS)
-        start = self.reading.seen.start_of_newest(start, MOST_KEYS)
+        start = self.reading.seen_events.start_of_newest(start, MOST_KEYS)
         if self.order.oldest is not None:  # held lines are not shown yet
             start = min(start, self.order.oldest)
-        held = self.order.keys()
-        keys = {minute: keys - held for minute, keys in self.reading.seen.since(start).items()}
+        held_keys = self.order.keys()
+        keys = {
+            minute: keys - held_keys
+            for minute, keys in self.reading.seen_events.since(start).items()
+        }
         # A follow must not end because its position cannot be saved.
         with contextlib.suppress(OSError):
             Cursor(start, self.order.newest, self._changes, keys).save(self._file)

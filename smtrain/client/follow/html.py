@@ -20,7 +20,7 @@ _COLOURS = {
     "Stopped": "#8a5a00",
     "Stopping": "#8a5a00",
 }
-_RUNNING = "#1565c0"
+_RUNNING_COLOUR = "#1565c0"
 _CURVE = (720, 110)  # pixels
 _LONGEST = 300
 """Characters of a log line."""
@@ -34,19 +34,19 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
     now = datetime.datetime.now(datetime.timezone.utc)
     status = progress.job.get("TrainingJobStatus", "")
     last = progress.last
-    drawn = curve(list(progress.points), *_CURVE, validation_losses=list(progress.validated))
-    as_of = "" if progress.ended else f"as of {now:%H:%M:%S} UTC"
+    loss_curve = curve(list(progress.points), *_CURVE, validation_losses=list(progress.val_points))
+    as_of = "" if progress.has_ended else f"as of {now:%H:%M:%S} UTC"
     sentence = "; ".join(filter(None, (as_of, hint)))
     return render(
         "job.html",
         progress=progress,
-        colour=_COLOURS.get(status, _RUNNING),
-        running=_RUNNING,
+        colour=_COLOURS.get(status, _RUNNING_COLOUR),
+        running=_RUNNING_COLOUR,
         elapsed=spell(progress.elapsed_s(now)),
         cost=progress.cost(now),
         stages=[(name, spell(seconds)) for name, seconds in progress.transitions(now)],
         share=100 * min(1.0, last["step"] / max(1.0, last["of"])) if "of" in last else None,
-        picture=image(drawn, "loss by step", _CURVE[0]) if drawn else "",
+        picture=image(loss_curve, "loss by step", _CURVE[0]) if loss_curve else "",
         failure=failure,
         hint=sentence.split("`") if sentence else [],
         log="\n".join(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…" for line in lines),
@@ -68,7 +68,7 @@ def curves(progress: Progress) -> str:
     """The command to open the TensorBoard files of a train job that has ended; empty for any
     other.
     """
-    if not (progress.ended and progress.last):
+    if not (progress.has_ended and progress.last):
         return ""
     download = f"smtrain download {progress.name} curves --what metrics --target {progress.target}"
     return f"TensorBoard: `{download}`, then `tensorboard --logdir curves`"

@@ -49,12 +49,16 @@ class ReorderBuffer:
 
     def free(self, hold_s: float, now: float) -> Iterator[Line]:
         """The lines that need not wait any longer; each is removed before it is yielded."""
-        until = self.newest - hold_s * 1000
-        until = max(
-            (h.timestamp for h in self._heap if h.timestamp <= until or now - h.since >= hold_s),
+        release_ms = self.newest - hold_s * 1000
+        release_ms = max(
+            (
+                h.timestamp
+                for h in self._heap
+                if h.timestamp <= release_ms or now - h.since >= hold_s
+            ),
             default=0,
         )
-        while self._heap and (self._heap[0].timestamp <= until or len(self._heap) > MOST_HELD):
+        while self._heap and (self._heap[0].timestamp <= release_ms or len(self._heap) > MOST_HELD):
             yield heapq.heappop(self._heap).line
 
     def keep_last(self, count: int) -> None:
@@ -63,7 +67,7 @@ class ReorderBuffer:
 
     def keys(self) -> set[int]:
         """Keys of the held lines."""
-        return {held.key for held in self._heap}
+        return {item.key for item in self._heap}
 
     @property
     def oldest(self) -> int | None:

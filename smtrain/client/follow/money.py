@@ -14,7 +14,7 @@ from smtrain.core.targets import TARGETS, target_of_arn
 
 
 @dataclass(frozen=True)
-class Spent:
+class JobCost:
     """Dollars of one job. `dollars` is None if no price is known for its instances."""
 
     dollars: float | None
@@ -29,17 +29,17 @@ class Spent:
     prices: tuple[Price, ...]
     final: bool
     """True for the billed time; else counted up to now."""
-    billed: bool
+    is_billed: bool
     """False for the local control plane: the cost of the same time on AWS."""
-    owned: bool = False
+    is_owned: bool = False
     """True if the machines are not SageMaker's: only the user's own prices apply, or they are
     `here`.
     """
-    here: bool = False
+    is_local: bool = False
     """True if the machine is this one, which costs nothing."""
-    saved: float | None = None
+    spot_saving: float | None = None
     """The share that spot saved, once the job has ended."""
-    unpriced: str = ""
+    no_price_reason: str = ""
     """Words for owned machines without a price."""
 
     def __str__(self) -> str:
@@ -48,17 +48,21 @@ class Spent:
     def forms(self) -> tuple[str, ...]:
         """The sentence, then shorter ones for less room: without the price, and the sum only."""
         time = f"{spell(self.billable_s)} x {self.machines}"
-        if self.here:
+        if self.is_local:
             return f"nothing here ({time})", "nothing here"
-        if self.dollars is None and self.owned:
-            return (f"{time}{'' if self.final else ' so far'}, {self.unpriced}",)
+        if self.dollars is None and self.is_owned:
+            return (f"{time}{'' if self.final else ' so far'}, {self.no_price_reason}",)
         if self.dollars is None:
             short = f"no price is known for {self.machines}"
             return f"{short}; {time} {'billed' if self.final else 'so far'}", short
-        text = f"${self.dollars:,.2f}" if self.billed else f"nothing, ${self.dollars:,.2f} on AWS"
+        text = (
+            f"${self.dollars:,.2f}" if self.is_billed else f"nothing, ${self.dollars:,.2f} on AWS"
+        )
         text += "" if self.final else " so far"
-        how = f"{time}, spot saved {self.saved:.0%}" if self.saved is not None else time
-        return f"{text} ({how}; {'; '.join(map(str, self.prices))})", f"{text} ({how})", text
+        basis = (
+            f"{time}, spot saved {self.spot_saving:.0%}" if self.spot_saving is not None else time
+        )
+        return f"{text} ({basis}; {'; '.join(map(str, self.prices))})", f"{text} ({basis})", text
 
 
 def cost_of(
@@ -68,7 +72,7 @@ def cost_of(
     local: bool,
     now: datetime.datetime | None = None,
     prices: Prices | None = None,
-) -> Spent:
+) -> JobCost:
     """The cost of a job, from DescribeTrainingJob's answer.
 
     The time from TrainingStartTime to TrainingEndTime is billed (API_DescribeTrainingJob); at the
@@ -76,18 +80,18 @@ def cost_of(
     Billable / TrainingTime, so the on-demand price applies; while it runs the spot price is an
     estimate.
     """
-    here = local and is_of_here(description)
-    other = target_of_arn(description.get("TrainingJobArn", ""))
-    owned = here or other is not None
-    known = prices or known_prices(other.name if other else None)
+    is_local = local and is_of_here(description)
+    cluster_target = target_of_arn(description.get("TrainingJobArn", ""))
+    is_owned = is_local or cluster_target is not None
+    price_list = prices or known_prices(cluster_target.name if cluster_target else None)
     groups = groups_of(description)
     spot = bool(description.get("EnableManagedSpotTraining"))
-    billable, saved = description.get("BillableTimeInSeconds"), None
+    billable, spot_saving = description.get("BillableTimeInSeconds"), None
     final = billable is not None and description.get("TrainingEndTime") is not None
     if final:
         seconds, option = float(billable or 0), "on_demand"
-        whole = description.get("TrainingTimeInSeconds") or 0
-        saved = 1 - seconds / whole if spot and whole else None
+        training_s = description.get("TrainingTimeInSeconds") or 0
+        spot_saving = 1 - seconds / training_s if spot and training_s else None
     else:
         began = description.get("TrainingStartTime")
         end = (
@@ -99,26 +103,29 @@ def cost_of(
             max(0.0, (end - began).total_seconds()) if began else 0.0,
             ("spot" if spot else "on_demand"),
         )
-        final = owned and description.get("TrainingEndTime") is not None
-    priced = [(None if here else known.find(kind, option, region), count) for kind, count in groups]
-    rate = sum(price.dollars_per_hour * count for price, count in priced if price)
+        final = is_owned and description.get("TrainingEndTime") is not None
+    group_prices = [
+        (None if is_local else price_list.find(kind, option, region), count)
+        for kind, count in groups
+    ]
+    rate = sum(price.dollars_per_hour * count for price, count in group_prices if price)
     items = {"training": seconds / HOUR * rate}
-    if retained := (description.get("WarmPoolStatus") or {}).get(
+    if retained_s := (description.get("WarmPoolStatus") or {}).get(
         "ResourceRetainedBillableTimeInSeconds"
     ):
-        items["warm pool"] = retained / HOUR * rate
-    return Spent(
-        sum(items.values()) if all(price for price, _ in priced) else None,
+        items["warm pool"] = retained_s / HOUR * rate
+    return JobCost(
+        sum(items.values()) if all(price for price, _ in group_prices) else None,
         items,
         seconds,
         machines_of(description),
-        tuple(price for price, _ in priced if price),
+        tuple(price for price, _ in group_prices if price),
         final,
         not local,
-        owned,
-        here,
-        saved,
-        (other or TARGETS["slurm"]).unpriced,
+        is_owned,
+        is_local,
+        spot_saving,
+        (cluster_target or TARGETS["slurm"]).unpriced,
     )
 
 
@@ -126,5 +133,5 @@ def known_prices(target: str | None = None) -> Prices:
     """The user's own prices if there are some, else ours; for machines that are not SageMaker's
     only the user's own.
     """
-    own = home() / "prices.toml"
-    return Prices(own if own.is_file() else None, target=target)
+    user_file = home() / "prices.toml"
+    return Prices(user_file if user_file.is_file() else None, target=target)

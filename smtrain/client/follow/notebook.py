@@ -11,14 +11,14 @@ from typing import Any
 
 from smtrain.client.follow.follower import Event
 from smtrain.client.follow.html import block, curves
-from smtrain.client.follow.panel import written
+from smtrain.client.follow.panel import format_line
 from smtrain.client.follow.progress import Progress
 
 _EVERY_S = 0.5
 _LINES = 8
 
 
-def here() -> bool:
+def is_in_notebook() -> bool:
     """True if a notebook shows the output of this process. IPython is not imported for that."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
@@ -27,12 +27,12 @@ def here() -> bool:
 
 def cell() -> int | None:
     """The number of the running cell; None outside a notebook."""
-    return int(sys.modules["IPython"].get_ipython().execution_count) if here() else None
+    return int(sys.modules["IPython"].get_ipython().execution_count) if is_in_notebook() else None
 
 
 def bundle_of(progress: Progress) -> dict[str, str]:
     """The panel for a notebook's display: HTML, and a line of text for frontends without HTML."""
-    lines = [written(line, progress.hosts) for line in list(progress.lines)[-_LINES:]]
+    lines = [format_line(line, progress.hosts) for line in list(progress.lines)[-_LINES:]]
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "text/html": block(progress, lines, _hint(progress)),
@@ -41,7 +41,7 @@ def bundle_of(progress: Progress) -> dict[str, str]:
 
 
 def _hint(progress: Progress) -> str:
-    if progress.ended:
+    if progress.has_ended:
         return curves(progress)
     stop = f'smtrain.Job("{progress.name}").stop() stops it' + (
         ", after a checkpoint" if progress.last else ""
@@ -56,16 +56,16 @@ def notebook_panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event],
 
     make: Any = display  # IPython's types leave these out
     handle = make.display(bundle_of(progress), raw=True, display_id=True)
-    drawn = time.monotonic()
+    drawn_at = time.monotonic()
 
     def take(event: Event) -> None:
-        nonlocal drawn
-        if time.monotonic() - drawn >= _EVERY_S:
+        nonlocal drawn_at
+        if time.monotonic() - drawn_at >= _EVERY_S:
             handle.update(bundle_of(progress), raw=True)
-            drawn = time.monotonic()
+            drawn_at = time.monotonic()
 
     try:
         yield take
     finally:
-        gone = {"text/html": "", "text/plain": ""}
-        handle.update(bundle_of(progress) if keep else gone, raw=True)
+        empty_bundle = {"text/html": "", "text/plain": ""}
+        handle.update(bundle_of(progress) if keep else empty_bundle, raw=True)

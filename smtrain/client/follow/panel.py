@@ -25,7 +25,7 @@ the cursor's.
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
 
 
-def written(line: Line, hosts: int) -> str:
+def format_line(line: Line, hosts: int) -> str:
     """A line as printed: after its host's name if there are several hosts, so that no host can
     imitate another.
     """
@@ -44,19 +44,19 @@ class LivePanel:
         p = self.progress
         colour = _COLOURS.get(p.job.get("TrainingJobStatus", ""), "cyan")
         room = max(20, options.max_width - 4)
-        there = console.size.height - _FRAME if console.is_terminal else sys.maxsize
+        screen_rows = console.size.height - _FRAME if console.is_terminal else sys.maxsize
         rows = list(self._rows(now, room))
-        if (left := there - _height(console, options.update(width=room), rows)) < 0:
+        if (free_rows := screen_rows - _height(console, options.update(width=room), rows)) < 0:
             rows = list(self._rows(now, room, history=False))
-        if left > 0 and p.lines:
+        if free_rows > 0 and p.lines:
             rows.append(Text("─" * room, "dim"))
-            for line in list(p.lines)[-self.lines :][-left:]:
-                rows.append(Text(written(line, p.hosts), overflow="ellipsis", no_wrap=True))
+            for line in list(p.lines)[-self.lines :][-free_rows:]:
+                rows.append(Text(format_line(line, p.hosts), overflow="ellipsis", no_wrap=True))
         yield Panel(
             Group(*rows),
             title=Text.assemble((clean(p.name), "bold"), f" on {p.target}"),
             title_align="left",
-            subtitle=None if p.ended else "Ctrl-C leaves it running",
+            subtitle=None if p.has_ended else "Ctrl-C leaves it running",
             subtitle_align="right",
             border_style=colour,
         )
@@ -68,16 +68,16 @@ class LivePanel:
         colour = _COLOURS.get(p.job.get("TrainingJobStatus", ""), "cyan")
         cost = p.cost(now)
         head = [Text(p.status, f"bold {colour}"), Text(spell(p.elapsed_s(now)))]
-        yield from flowed([*head, *([Text(cost.machines, "dim")] if cost else [])], room)
+        yield from wrap_items([*head, *([Text(cost.machines, "dim")] if cost else [])], room)
         if history:
             changes = [Text(f"{status} {spell(s)}", "dim") for status, s in p.transitions(now)]
-            yield from flowed(changes, room, between=" > ")
+            yield from wrap_items(changes, room, between=" > ")
         if numbers := p.numbers():
             if "of" in p.last:
                 bar = Table.grid()  # a bar by itself does not end its line
                 bar.add_row(ProgressBar(total=p.last["of"], completed=p.last["step"], width=room))
                 yield bar
-            yield from flowed(
+            yield from wrap_items(
                 [Text.assemble((f"{name} ", "dim"), value) for name, value in numbers], room
             )
             finite = [loss for _, loss in p.points]
@@ -85,7 +85,7 @@ class LivePanel:
                 first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
                 yield Text(first + sparkline(finite, room - len(first) - len(last)) + last, "blue")
         if history and (use := p.use()):
-            yield from flowed(
+            yield from wrap_items(
                 [Text.assemble((f"{name} ", "dim"), value) for name, value in use], room
             )
         if history and p.profile:
@@ -103,7 +103,7 @@ def _height(console: Console, options: ConsoleOptions, rows: Sequence[Renderable
     return len(console.render_lines(Group(*rows), options, pad=False))
 
 
-def flowed(items: Sequence[Text], room: int, between: str = "  ") -> Iterator[Text]:
+def wrap_items(items: Sequence[Text], room: int, between: str = "  ") -> Iterator[Text]:
     """Put items next to each other, at most `room` characters a line; an item that fits a line is
     not broken.
     """

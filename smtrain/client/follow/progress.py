@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.follow.follower import Described, Event
-from smtrain.client.follow.machines import shown
-from smtrain.client.follow.money import Spent, cost_of
+from smtrain.client.follow.follower import Event, StatusPolled
+from smtrain.client.follow.machines import usage_rows
+from smtrain.client.follow.money import JobCost, cost_of
 from smtrain.core.config.units import spell
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record, warning
@@ -41,7 +41,9 @@ class Progress:
     """(step, loss) of the steps so far."""
     last: dict[str, float] = field(default_factory=dict)
     """Numbers of the last step's line."""
-    validated: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    val_points: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=_KEPT_STEPS)
+    )
     """(step, held-out loss) of the validations so far."""
     machines: dict[str, dict[str, float]] = field(default_factory=dict)
     """The last report of each host about its machine."""
@@ -49,23 +51,23 @@ class Progress:
     """Findings about the training's health, each with its remedy."""
     profile: str = ""
     """The job's report of which part of a step takes how long, if any."""
-    _heard: float = field(default_factory=time.monotonic)
+    _last_line_at: float = field(default_factory=time.monotonic)
     _steps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
 
     def take(self, event: Event) -> None:
         """Note an event."""
-        if isinstance(event, Described):
+        if isinstance(event, StatusPolled):
             self.job = event.job
         elif isinstance(event, Line):
-            self._heard = time.monotonic()
+            self._last_line_at = time.monotonic()
             if record := step_record(event.text):
                 self.note(record)
                 if "loss" in record:
                     self._steps.append((event.timestamp, record["step"]))
             elif used := machine_record(event.text):
                 self.machines[event.host] = used
-            elif found := warning(event.text):
-                self.warnings.append(found)
+            elif warning_text := warning(event.text):
+                self.warnings.append(warning_text)
             elif event.text.startswith(PROFILE):
                 self.profile = event.text.removeprefix(PROFILE)
 
@@ -75,19 +77,19 @@ class Progress:
         if "loss" in record:
             self.points.append((record["step"], record["loss"]))
         if "val_loss" in record:
-            self.validated.append((record["step"], record["val_loss"]))
+            self.val_points.append((record["step"], record["val_loss"]))
 
     @property
     def status(self) -> str:
         """SageMaker's status, with the secondary status in brackets if it differs."""
-        status, more = (
+        status, secondary = (
             self.job.get("TrainingJobStatus", "not asked yet"),
             self.job.get("SecondaryStatus"),
         )
-        return status if more in (None, status) else f"{status} ({more})"
+        return status if secondary in (None, status) else f"{status} ({secondary})"
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.job.get("TrainingJobStatus") in FINAL_STATUSES
 
     @property
@@ -95,7 +97,7 @@ class Progress:
         """A reason to worry: AWS does not answer, or a training job has been silent for long."""
         if self.patience and self.patience.trouble:
             return f"no answer from AWS ({self.patience.trouble}), retrying"
-        silent = time.monotonic() - self._heard
+        silent = time.monotonic() - self._last_line_at
         if self.job.get("SecondaryStatus") == "Training" and silent > SILENT_S:
             return f"no line for {spell(silent)}: compiling, or stalled"
         return None
@@ -110,18 +112,18 @@ class Progress:
         return [
             (c["Status"], ((c.get("EndTime") or now) - c["StartTime"]).total_seconds())
             for c in changes
-            if not (c is changes[-1] and self.ended)
+            if not (c is changes[-1] and self.has_ended)
         ]
 
     @property
     def eta_s(self) -> float | None:
         """Seconds left at the speed of the last steps; None if unknown."""
-        if len(self._steps) < 2 or "of" not in self.last or self.ended:
+        if len(self._steps) < 2 or "of" not in self.last or self.has_ended:
             return None
         (t0, s0), (t1, s1) = self._steps[0], self._steps[-1]
         return (self.last["of"] - s1) * (t1 - t0) / 1000 / (s1 - s0) if s1 > s0 else None
 
-    def cost(self, now: datetime.datetime | None = None) -> Spent | None:
+    def cost(self, now: datetime.datetime | None = None) -> JobCost | None:
         """The cost so far, or as billed at the end."""
         return (
             cost_of(self.job, region=self.region, local=TARGETS[self.target].here, now=now)
@@ -134,7 +136,7 @@ class Progress:
         if not self.job:
             return 0.0
         end = self.job.get("TrainingEndTime") or (
-            self.job["LastModifiedTime"] if self.ended else now
+            self.job["LastModifiedTime"] if self.has_ended else now
         )
         return max(0.0, float((end - self.job["CreationTime"]).total_seconds()))
 
@@ -162,9 +164,9 @@ class Progress:
             numbers.append(("dropped", f"{last['experts/dropped']:.1%}"))
         if last.get("data_wait", 0.0) >= _WORTH_SAYING:
             numbers.append(("data wait", f"{last['data_wait']:.0%}"))
-        if self.validated:
-            at, loss = self.validated[-1]
-            lowest, best = min((each, step) for step, each in self.validated)
+        if self.val_points:
+            at, loss = self.val_points[-1]
+            lowest, best = min((val_loss, step) for step, val_loss in self.val_points)
             better = f" (lowest {lowest:.4f} at step {best:.0f})" if lowest < loss else ""
             numbers.append(
                 (
@@ -172,15 +174,15 @@ class Progress:
                     f"{loss:.4f}{better}" + ("" if at == last["step"] else f" at step {at:.0f}"),
                 )
             )
-        if (left := self.eta_s) is not None:
-            numbers.append(("ETA", spell(left)))
+        if (eta_s := self.eta_s) is not None:
+            numbers.append(("ETA", spell(eta_s)))
         return numbers
 
     def use(self) -> list[tuple[str, str]]:
         """(name, value) of the machines' use; for several the mean, and the range if they differ
         much.
         """
-        return shown(list(self.machines.values()))
+        return usage_rows(list(self.machines.values()))
 
     def summary(self, now: datetime.datetime) -> str:
         """One line: status, step, loss, rate, time left, dollars."""
@@ -188,7 +190,7 @@ class Progress:
         parts += [f"{name} {value}" for name, value in self.numbers()]
         cost = self.cost(now)
         if cost and cost.dollars is not None and cost.billable_s:
-            parts.append(f"${cost.dollars:,.2f}" + ("" if cost.billed else " if on AWS"))
+            parts.append(f"${cost.dollars:,.2f}" + ("" if cost.is_billed else " if on AWS"))
         if self.trouble:
             parts.append(self.trouble)
         return ", ".join(parts)

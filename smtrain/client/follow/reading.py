@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from smtrain.client.backends.base import Backend, TokenExpiredError
-from smtrain.client.backends.sagemaker.retry import Patience, impatient
+from smtrain.client.backends.sagemaker.retry import Patience, short_patience
 from smtrain.core.protocol.log_lines import Line, host_of
 
 MINUTE = 60_000
 _CACHE_KIB = 16 << 10
-_SIGNED = 1 << 63
+_SIGN_OFFSET = 1 << 63
 """SQLite's integers have a sign; keys have none."""
-_KNOWN = "SELECT 1 FROM seen WHERE(at = ? AND key = ?)"
+_SELECT_KEY = "SELECT 1 FROM seen WHERE(at = ? AND key = ?)"
 
 
 class SeenEvents:
@@ -44,31 +44,31 @@ class SeenEvents:
 
     def add(self, timestamp: int, key: int) -> bool:
         """True if the key is new; it is remembered. A key belongs to one timestamp (`key_of`)."""
-        row = timestamp, key - _SIGNED
+        row = timestamp, key - _SIGN_OFFSET
         if (
             timestamp // MINUTE in self._restored
-            and self._rows.execute(_KNOWN, (_floor(timestamp), row[1])).fetchone()
+            and self._rows.execute(_SELECT_KEY, (_floor(timestamp), row[1])).fetchone()
         ):
             return False
         return self._rows.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount == 1
 
-    def forget(self, before: int) -> None:
+    def forget(self, timestamp: int) -> None:
         """Drop the minutes that end before a timestamp."""
-        self._rows.execute("DELETE FROM seen WHERE(at < ?)", (_floor(before),))
-        self._restored = {minute for minute in self._restored if minute >= before // MINUTE}
+        self._rows.execute("DELETE FROM seen WHERE(at < ?)", (_floor(timestamp),))
+        self._restored = {minute for minute in self._restored if minute >= timestamp // MINUTE}
 
-    def start_of_newest(self, timestamp: int, most: int) -> int:
+    def start_of_newest(self, timestamp: int, max_keys: int) -> int:
         """This timestamp, or a later one from which on there are at most `most` keys."""
         newest = "SELECT at FROM seen WHERE(at >= ?) ORDER BY at DESC LIMIT 1 OFFSET ?"
-        over = self._rows.execute(newest, (timestamp, most)).fetchone()
-        return timestamp if over is None else int(over[0]) + 1
+        row = self._rows.execute(newest, (timestamp, max_keys)).fetchone()
+        return timestamp if row is None else int(row[0]) + 1
 
     def since(self, timestamp: int) -> dict[int, set[int]]:
         """The keys from a timestamp on, by minute, and some earlier ones of its minute."""
         minutes: dict[int, set[int]] = {}
-        wanted = "SELECT at, key FROM seen WHERE(at >= ? OR at = ?)"
-        for at, key in self._rows.execute(wanted, (timestamp, _floor(timestamp))):
-            minutes.setdefault(at // MINUTE, set()).add(key + _SIGNED)
+        query = "SELECT at, key FROM seen WHERE(at >= ? OR at = ?)"
+        for at, key in self._rows.execute(query, (timestamp, _floor(timestamp))):
+            minutes.setdefault(at // MINUTE, set()).add(key + _SIGN_OFFSET)
         return minutes
 
     def restore(self, minutes: Mapping[int, Iterable[int]]) -> None:
@@ -79,7 +79,7 @@ class SeenEvents:
         for minute, keys in minutes.items():
             self._rows.executemany(
                 "INSERT OR IGNORE INTO seen VALUES (?, ?)",
-                ((minute * MINUTE, key - _SIGNED) for key in keys),
+                ((minute * MINUTE, key - _SIGN_OFFSET) for key in keys),
             )
             self._restored.add(minute)
 
@@ -128,7 +128,7 @@ class LogReading:
     host: str | None
     """Read only this host (`algo-2`)."""
     patience: Patience
-    seen: SeenEvents = field(default_factory=SeenEvents)
+    seen_events: SeenEvents = field(default_factory=SeenEvents)
     lateness: float = 0.0
     """Longest time so far between an event and its arrival in CloudWatch, in seconds."""
     remember_s: float | None = None
@@ -146,11 +146,11 @@ class LogReading:
             except TokenExpiredError:
                 token, ordinals = None, Ordinals()
                 continue
-            yield list(self._unseen(page["events"], ordinals))
+            yield list(self._new_events(page["events"], ordinals))
             if (token := page.get("nextToken")) is None:
                 return
 
-    def _unseen(
+    def _new_events(
         self, events: list[dict[str, object]], ordinals: Ordinals
     ) -> Iterator[tuple[Line, int]]:
         prefix, newest = f"{self.job_name}/" + (f"{self.host}-" if self.host else ""), 0
@@ -163,28 +163,28 @@ class LogReading:
             if not stream.startswith(prefix):
                 continue
             key = key_of(stream, stamp, text, ordinals.next(stream, stamp, text))
-            if self.seen.add(stamp, key):
+            if self.seen_events.add(stamp, key):
                 self.lateness = max(
                     self.lateness, (int(str(event.get("ingestionTime", stamp))) - stamp) / 1000
                 )
                 newest = max(newest, stamp)
                 yield Line(host_of(stream), stamp, text), key
         if newest and self.remember_s:
-            self.seen.forget(newest - int(self.remember_s * 1000))
+            self.seen_events.forget(newest - int(self.remember_s * 1000))
 
 
 def pages(
     target: Backend, job_name: str, host: str | None, start: int, pattern: str | None = None
 ) -> Iterator[list[Line]]:
     """All lines so far from a timestamp (ms) on, in the order of time, page by page."""
-    reading = LogReading(target, job_name, host, impatient(target.name), remember_s=60.0)
+    reading = LogReading(target, job_name, host, short_patience(target.name), remember_s=60.0)
     for page in reading.new(start, pattern):
         yield [line for line, _ in page]
 
 
 def last_lines(target: Backend, job_name: str, count: int = 1000) -> list[Line]:
     """The last `count` lines of every host, in the order of time."""
-    events = target.last_events(job_name, count, impatient(target.name))
+    events = target.last_events(job_name, count, short_patience(target.name))
     lines = [
         Line(host_of(event["logStreamName"]), event["timestamp"], event["message"])
         for event in events

@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from smtrain.client.follow import notebook
-from smtrain.client.follow.follower import Change, Cursor, Described, Event, Follower
+from smtrain.client.follow.follower import Cursor, Event, Follower, StatusChange, StatusPolled
 from smtrain.client.follow.progress import Progress
-from smtrain.client.follow.tracked import Feeding, feeding
+from smtrain.client.follow.tracked import TrackerFeed, open_feed
 from smtrain.core import text
 from smtrain.core.aws_errors import EXPIRED_CREDENTIALS, REFRESH, has_expired_credentials
 from smtrain.core.errors import JobError
@@ -49,7 +49,7 @@ class View:
     resume: bool = False
     panel: bool | None = None
     """None: on a terminal and in a notebook."""
-    every: float | None = None
+    interval_s: float | None = None
     """Seconds between summary lines without a panel; None: 30 on AWS, none locally."""
     lines: bool = True
     """False: without a panel only status changes and summaries."""
@@ -81,8 +81,12 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
         resume=view.resume,
     )
     progress = Progress(job.name, job.target.name, job.target.region_name(), follower.patience)
-    in_notebook = notebook.here()
-    panel = view.panel if view.panel is not None else say in ON_SCREEN and (in_notebook or _draws())
+    in_notebook = notebook.is_in_notebook()
+    panel = (
+        view.panel
+        if view.panel is not None
+        else say in ON_SCREEN and (in_notebook or _can_redraw())
+    )
     draw = notebook.notebook_panel if in_notebook else _panel
     if panel and view.keep:
         job.shown_in = notebook.cell()
@@ -91,26 +95,28 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
         if panel
         else nullcontext(_plain(progress, view, job.target.name, say))
     )
-    wanted = re.compile(view.grep) if view.grep else None
+    grep_pattern = re.compile(view.grep) if view.grep else None
     if say in ON_SCREEN and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a reader of a pipe wants each line at once
-    fed: Feeding | None = None
-    whole = (view.host, view.since, view.tail, view.resume) == (None, None, None, False)
+    fed: TrackerFeed | None = None
+    is_whole_log = (view.host, view.since, view.tail, view.resume) == (None, None, None, False)
     with interrupts() as interrupt, ExitStack() as open_:
         try:
             with show as take, closing(follower.events()) as events:
                 for event in events:
                     progress.take(event)
-                    if isinstance(event, Described) and fed is None:
+                    if isinstance(event, StatusPolled) and fed is None:
                         job.note(event.job)
-                        fed = open_.enter_context(feeding(job, event.job, say, whole=whole))
+                        fed = open_.enter_context(
+                            open_feed(job, event.job, say, is_whole_log=is_whole_log)
+                        )
                     if fed is not None and isinstance(event, Line):
                         fed.take(event)
-                    if isinstance(event, Described):
+                    if isinstance(event, StatusPolled):
                         job.note(event.job)
                     if not isinstance(event, Line):
                         take(event)
-                    elif not wanted or wanted.search(event.text):
+                    elif not grep_pattern or grep_pattern.search(event.text):
                         if not event.text.startswith(MACHINE):  # the panel shows its numbers
                             progress.lines.append(event)
                         take(event)
@@ -118,13 +124,13 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
                     interrupt.heed()
         except KeyboardInterrupt:
             follower.save()
-            say(f"\nleft {job.name} running\n{_ways(job)}")
+            say(f"\nleft {job.name} running\n{_commands_to_return(job)}")
             return False
         except (ClientError, BotoCoreError) as error:
             if not has_expired_credentials(error):
                 raise
             raise JobError(
-                f"{EXPIRED_CREDENTIALS}; the job is still running; {REFRESH}, then\n{_ways(job)}",
+                f"{EXPIRED_CREDENTIALS}; the job is still running; {REFRESH}, then\n{_commands_to_return(job)}",
                 code="aws.no_credentials",
             ) from None
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -133,7 +139,7 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
     return True
 
 
-def _ways(job: Job) -> str:
+def _commands_to_return(job: Job) -> str:
     return (
         f"come back:  smtrain logs {job.name} --follow --resume --target {job.target.name}\n"
         f"stop it:    smtrain stop {job.name} --target {job.target.name}"
@@ -144,38 +150,38 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
     """Print the lines so far, page by page: the log of weeks takes no more memory than that of a
     minute.
     """
-    from smtrain.client.follow.panel import written
+    from smtrain.client.follow.panel import format_line
     from smtrain.client.follow.reading import pages
 
-    wanted, hosts, tell = re.compile(view.grep or ""), job.hosts, _of_logs(say)
-    kept: deque[Line] = deque(maxlen=view.tail)
+    grep_pattern, hosts, tell = re.compile(view.grep or ""), job.hosts, _of_logs(say)
+    tail_lines: deque[Line] = deque(maxlen=view.tail)
     silent = True
     for page in pages(
         job.target, job.name, view.host, job.began if view.since is None else view.since
     ):
         for line in page:
             silent = False
-            if not wanted.search(line.text):
+            if not grep_pattern.search(line.text):
                 continue
             if view.tail is None:
-                tell(written(line, hosts))
+                tell(format_line(line, hosts))
             else:
-                kept.append(line)
-    for line in kept:
-        tell(written(line, hosts))
+                tail_lines.append(line)
+    for line in tail_lines:
+        tell(format_line(line, hosts))
     if silent and (view.host, view.since) == (None, None):
         description = job.describe()
-        status, yet = (
+        status, suffix = (
             description["TrainingJobStatus"],
             ("" if description["TrainingJobStatus"] in FINAL_STATUSES else " yet"),
         )
         text.say(
-            f"{job.name} has written nothing{yet}: {status} ({description['SecondaryStatus']})",
+            f"{job.name} has written nothing{suffix}: {status} ({description['SecondaryStatus']})",
             error=True,
         )
 
 
-def _draws() -> bool:
+def _can_redraw() -> bool:
     """True on a terminal that can redraw lines; a dumb one would show nothing before the end."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
@@ -186,23 +192,25 @@ def _of_logs(say: Say) -> Say:
 
 
 def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[Event], None]:
-    from smtrain.client.follow.panel import written
+    from smtrain.client.follow.panel import format_line
 
     tell = _of_logs(say)
-    every = (
-        view.every if view.every is not None else (30.0 if TARGETS[target].rented else float("inf"))
+    interval_s = (
+        view.interval_s
+        if view.interval_s is not None
+        else (30.0 if TARGETS[target].rented else float("inf"))
     )
-    said = time.monotonic()
+    said_at = time.monotonic()
 
     def take(event: Event) -> None:
-        nonlocal said
-        if isinstance(event, Change):
+        nonlocal said_at
+        if isinstance(event, StatusChange):
             say(f"-- {progress.name}: {event.status}")
         elif isinstance(event, Line):
             if view.lines:
-                tell(written(event, progress.hosts))
-        elif time.monotonic() - said >= every and not progress.ended:
-            said = time.monotonic()
+                tell(format_line(event, progress.hosts))
+        elif time.monotonic() - said_at >= interval_s and not progress.has_ended:
+            said_at = time.monotonic()
             say(
                 f"-- {progress.name}:"
                 f" {progress.summary(datetime.datetime.now(datetime.timezone.utc))}"

@@ -42,13 +42,17 @@ class EventFiles:
             return
         step = int(record["step"])
         numbers = {k: v for k, v in record.items() if k not in ("step", "of")}
-        before = self._seen.setdefault(step, {})
-        new = {key: value for key, value in numbers.items() if repr(before.get(key)) != repr(value)}
-        if before.keys() & new.keys():
+        previous_values = self._seen.setdefault(step, {})
+        new = {
+            key: value
+            for key, value in numbers.items()
+            if repr(previous_values.get(key)) != repr(value)
+        }
+        if previous_values.keys() & new.keys():
             self._purge(step, line.timestamp / 1000)
-            before, new = self._seen[step], numbers
+            previous_values, new = self._seen[step], numbers
         self._add(step, line.timestamp / 1000, new)
-        before |= new
+        previous_values |= new
 
     def flush(self) -> None:
         self._writer.flush()
@@ -79,7 +83,7 @@ class EventFiles:
         self._writer.add_event(
             Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START))
         )
-        for later in [one for one in self._seen if one >= step]:
+        for later in [seen_step for seen_step in self._seen if seen_step >= step]:
             self._seen[later] = {}
 
 
@@ -150,12 +154,12 @@ def _files(folder: Path) -> EventFiles:
 
 
 def _serve(process: subprocess.Popen[bytes], job: Job, files: EventFiles) -> int:
-    ended = False
+    has_ended = False
     while True:
         try:
-            return process.wait(None if ended else max(2.0, 3 * job.target.pace.poll))
+            return process.wait(None if has_ended else max(2.0, 3 * job.target.pace.poll))
         except subprocess.TimeoutExpired:
-            ended = job.describe()["TrainingJobStatus"] in FINAL_STATUSES
+            has_ended = job.describe()["TrainingJobStatus"] in FINAL_STATUSES
             _read([job], files)
             files.flush()
 

@@ -36,12 +36,12 @@ FLUSH = 30.0
 """Seconds that the end of a follow waits for the trackers."""
 
 
-class Feeding:
+class TrackerFeed:
     """Feeds a job's trackers without delaying the follower; does nothing for a job without
     trackers.
     """
 
-    def __init__(self, job: Job, description: dict[str, Any], say: Say, whole: bool) -> None:
+    def __init__(self, job: Job, description: dict[str, Any], say: Say, is_whole_log: bool) -> None:
         """`whole`: the follower begins with the job's first line, so no earlier steps are
         missing.
         """
@@ -54,7 +54,7 @@ class Feeding:
             return
         folder = home() / "tracking"
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(folder / f"{job.target.name}-{job.name}.lock")
+        self._lock = _lock_file(folder / f"{job.target.name}-{job.name}.lock")
         if self._lock is None:
             say(f"{job.name} is tracked by another process of this machine")
             return
@@ -62,7 +62,7 @@ class Feeding:
         self._trackers = open_trackers(
             track, tracked_of(job, description), folder, say, self._secret
         )
-        if not whole:
+        if not is_whole_log:
             self._catch_up()
 
     def take(self, line: Line) -> None:
@@ -90,11 +90,13 @@ class Feeding:
             ):  # the next follow reads the log again and sends them
                 self._catch_up()
         for tracker in self._trackers:
-            ended = status in FINAL_STATUSES
-            if left := tracker.close(status if ended else None, FLUSH if ended else FLUSH / 10):
+            has_ended = status in FINAL_STATUSES
+            if unsent_steps := tracker.close(
+                status if has_ended else None, FLUSH if has_ended else FLUSH / 10
+            ):
                 name = self._job.name
                 self._say(
-                    f"{left} steps could not be tracked; `smtrain logs {name} --follow` sends them"
+                    f"{unsent_steps} steps could not be tracked; `smtrain logs {name} --follow` sends them"
                     " later"
                 )
         if self._lock is not None:
@@ -105,14 +107,16 @@ class Feeding:
             for line in page:
                 self.take(line)
 
-    def _secret(self, named: Secret) -> str:
-        return read_secret(self._job, named)
+    def _secret(self, secret: Secret) -> str:
+        return read_secret(self._job, secret)
 
 
 @contextlib.contextmanager
-def feeding(job: Job, description: dict[str, Any], say: Say, *, whole: bool) -> Iterator[Feeding]:
+def open_feed(
+    job: Job, description: dict[str, Any], say: Say, *, is_whole_log: bool
+) -> Iterator[TrackerFeed]:
     """The trackers of a follow; `description` is the job's description."""
-    fed = Feeding(job, description, say, whole)
+    fed = TrackerFeed(job, description, say, is_whole_log)
     try:
         yield fed
     finally:
@@ -133,19 +137,24 @@ def tracked_of(job: Job, description: dict[str, Any]) -> TrackedRun:
         c["ChannelName"]: c["DataSource"].get("S3DataSource", {})
         for c in description.get("InputDataConfig", [])
     }
-    known = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
+    run_parameters = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
     # A prefix of ours is named after its content, or after the job that made it.
-    known |= {
+    run_parameters |= {
         f"input.{name}": source["S3Uri"]
         for name, source in channels.items()
         if source and name != "config"
     }
-    known["machines"] = json.dumps(
+    run_parameters["machines"] = json.dumps(
         description["ResourceConfig"].get("InstanceType", "groups")
     ).strip('"')
     stamp = f"{description['CreationTime']:%Y%m%dT%H%M%S}"
     return TrackedRun(
-        run_uri.rstrip("/").rpartition("/")[2], job.name, id_of(run_uri), stamp, known, tags
+        run_uri.rstrip("/").rpartition("/")[2],
+        job.name,
+        id_of(run_uri),
+        stamp,
+        run_parameters,
+        tags,
     )
 
 
@@ -159,33 +168,33 @@ def _config(job: Job, uri: str | None) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def read_secret(job: Job, named: Secret) -> str:
+def read_secret(job: Job, secret: Secret) -> str:
     """The value of a secret, read with the caller's own rights.
 
     Raises `JobError` if it cannot be read.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    name, place = named.secret or named.ssm or "", sagemaker(job.target)
+    name, place = secret.secret or secret.ssm or "", sagemaker(job.target)
     try:
-        if named.secret:
+        if secret.secret:
             text = place.client("secretsmanager").get_secret_value(SecretId=name)["SecretString"]
         else:
             text = place.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"][
                 "Value"
             ]
-        return str(parse_json(text)[named.key] if named.key else text).strip()
+        return str(parse_json(text)[secret.key] if secret.key else text).strip()
     except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
         raise JobError(f"the secret {name} could not be read ({type(error).__name__})") from None
 
 
-def _locked(path: Path) -> IO[str] | None:
+def _lock_file(path: Path) -> IO[str] | None:
     """Lock a file for as long as it is open; None if another process has it locked."""
-    held = path.open("w")
+    file = path.open("w")
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        held.close()
+        file.close()
         return None
-    held.write(str(os.getpid()))
-    return held
+    file.write(str(os.getpid()))
+    return file

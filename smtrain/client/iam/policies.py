@@ -37,30 +37,30 @@ Requests = Mapping[Stage, dict[str, Any]]
 NO_OTHERS = OtherCommands()
 
 
-def trust_policy(others: OtherCommands = NO_OTHERS) -> dict[str, Any]:
+def trust_policy(other_commands: OtherCommands = NO_OTHERS) -> dict[str, Any]:
     """The services that may assume the role: SageMaker, and the scheduler for an endpoint with a
     time limit.
     """
-    services = others.services
+    services = other_commands.services
     principal = {"Service": services[0] if len(services) == 1 else services}
     return _policy({"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"})
 
 
 def role_policy(
-    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+    config: JobConfig, requests: Requests, other_commands: OtherCommands = NO_OTHERS
 ) -> dict[str, Any]:
     """The actions of these requests' jobs with their role."""
     return _policy(
-        *(statement.to_dict() for statement in role_statements(config, requests, others))
+        *(statement.to_dict() for statement in role_statements(config, requests, other_commands))
     )
 
 
 def caller_policy(
-    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+    config: JobConfig, requests: Requests, other_commands: OtherCommands = NO_OTHERS
 ) -> dict[str, Any]:
     """The actions of the user who checks, starts, follows and stops these jobs."""
     return _policy(
-        *(statement.to_dict() for statement in caller_statements(config, requests, others))
+        *(statement.to_dict() for statement in caller_statements(config, requests, other_commands))
     )
 
 
@@ -69,17 +69,17 @@ def _policy(*statements: dict[str, Any]) -> dict[str, Any]:
 
 
 def role_statements(
-    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+    config: JobConfig, requests: Requests, other_commands: OtherCommands = NO_OTHERS
 ) -> list[Statement]:
     """The execution role's permissions. `config` is resolved: it has role, region and URIs."""
     a = Arns.of(config)
-    read, written = _read(config, requests), _written(config, requests)
+    read, write_uris = _read(config, requests), _written_uris(config, requests)
     out = [
         Statement("ReadInputs", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
         Statement(
             "WriteResults",
             ("s3:PutObject", "s3:AbortMultipartUpload"),
-            tuple(_shortest(map(a.objects, written))),
+            tuple(_shortest(map(a.objects, write_uris))),
         ),
         # The platform's sync deletes in S3 what a job deletes of its checkpoints, or a prepare job
         # of its parts.
@@ -88,7 +88,7 @@ def role_statements(
             ("s3:DeleteObject",),
             tuple(a.objects(uri) for uri in (checkpoint_uri(config), f"{run_uri(config)}prepare/")),
         ),
-        *_listing(a, [*read, *written]),
+        *_listing(a, [*read, *write_uris]),
         Statement(
             "WriteLogs",
             (
@@ -112,7 +112,7 @@ def role_statements(
         out.append(
             Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),))
         )
-    if images := _images(a, requests, serving_images(config, others)):
+    if images := _images(a, requests, serving_images(config, other_commands)):
         out += [
             Statement("SignInToEcr", ("ecr:GetAuthorizationToken",), ("*",)),
             Statement(
@@ -157,17 +157,17 @@ def role_statements(
         ]
     if config.model.token:
         out.append(a.secret("ReadToken", config.model.token))
-    return [*out, *other_role_statements(config, a, others)]
+    return [*out, *other_role_statements(config, a, other_commands)]
 
 
 def caller_statements(
-    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+    config: JobConfig, requests: Requests, other_commands: OtherCommands = NO_OTHERS
 ) -> list[Statement]:
     """The permissions of the user who runs smtrain with this config."""
     a = Arns.of(config)
     jobs = a.jobs(config.name)
     base = str(config.output.s3_uri).rstrip("/") + "/"
-    own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
+    upload_uris = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
     read = [
         run_uri(config),
         checkpoint_uri(config),
@@ -189,7 +189,7 @@ def caller_statements(
             "PassRole",
             ("iam:PassRole",),
             (role,),
-            {"StringEquals": {"iam:PassedToService": others.services}},
+            {"StringEquals": {"iam:PassedToService": other_commands.services}},
         ),
         Statement("CheckRole", ("iam:GetRole", "iam:SimulatePrincipalPolicy"), (role,)),
         Statement("CheckQuotas", quotas, ("*",)),
@@ -201,17 +201,19 @@ def caller_statements(
                 "s3:AbortMultipartUpload",
                 "s3:ListMultipartUploadParts",
             ),
-            tuple(a.objects(uri) for uri in own),
+            tuple(a.objects(uri) for uri in upload_uris),
         ),
-        Statement("ContinueUploads", ("s3:ListBucketMultipartUploads",), (a.bucket(own[0]),)),
+        Statement(
+            "ContinueUploads", ("s3:ListBucketMultipartUploads",), (a.bucket(upload_uris[0]),)
+        ),
         *_owning(config, a, requests),
         Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
-        *_listing(a, [*own, *read], bucket_too=True),
+        *_listing(a, [*upload_uris, *read], bucket_too=True),
         Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
     ]
     if images := _images(a, requests):
-        more = ("ecr:ListImages",) if is_pattern(config.compute.image) else ()
-        out.append(Statement("CheckImage", ("ecr:BatchGetImage", *more), images))
+        list_actions = ("ecr:ListImages",) if is_pattern(config.compute.image) else ()
+        out.append(Statement("CheckImage", ("ecr:BatchGetImage", *list_actions), images))
     token = config.model.token
     if token and token.ssm:
         out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
@@ -228,7 +230,7 @@ def caller_statements(
     out += [
         a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))
     ]
-    return [*out, *other_caller_statements(config, a, others)]
+    return [*out, *other_caller_statements(config, a, other_commands)]
 
 
 def _read(config: JobConfig, requests: Requests) -> list[str]:
@@ -247,10 +249,10 @@ def _read(config: JobConfig, requests: Requests) -> list[str]:
         if "S3DataSource" in channel["DataSource"]
     ]
     used = [next((folder for folder in folders if uri.startswith(folder)), uri) for uri in uris]
-    return sorted({*used, *_written(config, requests)})
+    return sorted({*used, *_written_uris(config, requests)})
 
 
-def _written(config: JobConfig, requests: Requests) -> list[str]:
+def _written_uris(config: JobConfig, requests: Requests) -> list[str]:
     """The run's folder, its checkpoints, and the compile cache if it is in S3."""
     caches = {
         request.get("Environment", {}).get(name, "")
@@ -258,7 +260,7 @@ def _written(config: JobConfig, requests: Requests) -> list[str]:
         for name in CACHES
     }
     root = cache_root(config)  # of all shapes, or a policy would only fit one config
-    cached = [
+    cache_uris = [
         root if c.startswith(root) else f"{c.rstrip('/')}/"
         for c in sorted(caches)
         if c.startswith("s3://")
@@ -266,8 +268,8 @@ def _written(config: JobConfig, requests: Requests) -> list[str]:
     owner = owner_uri(
         checkpoint_uri(config)
     )  # in the run's folder if the checkpoints are the run's own
-    owned = [] if owner.startswith(run_uri(config)) else [owner]
-    return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owned, *cached]))
+    owner_uris = [] if owner.startswith(run_uri(config)) else [owner]
+    return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owner_uris, *cache_uris]))
 
 
 def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
@@ -308,12 +310,12 @@ def _keys(config: JobConfig) -> list[str]:
     return list(dict.fromkeys(filter(None, [config.output.kms_key, config.output.volume_kms_key])))
 
 
-def _images(a: Arns, requests: Requests, more: Iterable[EcrImage] = ()) -> tuple[str, ...]:
+def _images(a: Arns, requests: Requests, extra_images: Iterable[EcrImage] = ()) -> tuple[str, ...]:
     images = [
         ecr_image(request["AlgorithmSpecification"].get("TrainingImage", ""))
         for request in requests.values()
     ]
-    images += more
+    images += extra_images
     return tuple(
         sorted(
             {
@@ -360,7 +362,7 @@ def policies(
     register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises `ConfigError`
     as loading does, and `JobError` if the account or the region is unknown.
     """
-    others = OtherCommands(tune, endpoint, group, pipeline)
+    other_commands = OtherCommands(tune, endpoint, group, pipeline)
     config = load_config(source, set_=set_, target=target, **sections)
     place = sagemaker(backend_of(config, target))
     name = config.compute.role or ROLE_NAME
@@ -372,7 +374,7 @@ def policies(
     chain = Chain(config, place, look=False)
     requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, place.name)}
     return {
-        "caller": caller_policy(chain.config, requests, others),
-        "role": role_policy(chain.config, requests, others),
-        "trust": trust_policy(others),
+        "caller": caller_policy(chain.config, requests, other_commands),
+        "role": role_policy(chain.config, requests, other_commands),
+        "trust": trust_policy(other_commands),
     }

@@ -89,14 +89,14 @@ class Arns:
             )
         return Statement(sid, actions, (key if key.startswith("arn:") else keys + key,))
 
-    def secret(self, sid: str, named: Secret) -> Statement:
+    def secret(self, sid: str, secret: Secret) -> Statement:
         """Reading of one secret or parameter, by its name or ARN."""
-        if named.secret:
+        if secret.secret:
             # Secrets Manager appends a hyphen and six characters to the name.
-            arn = self.arn("secretsmanager", f"secret:{named.secret}-??????")
-            resource = named.secret if named.secret.startswith("arn:") else arn
+            arn = self.arn("secretsmanager", f"secret:{secret.secret}-??????")
+            resource = secret.secret if secret.secret.startswith("arn:") else arn
             return Statement(sid, ("secretsmanager:GetSecretValue",), (resource,))
-        name = str(named.ssm)
+        name = str(secret.ssm)
         arn = self.arn("ssm", f"parameter/{name.lstrip('/')}")
         return Statement(sid, ("ssm:GetParameter",), (name if name.startswith("arn:") else arn,))
 
@@ -132,7 +132,7 @@ class OtherCommands:
         """Raise `ConfigError` for an invalid name."""
         for kind in ("endpoint", "group", "pipeline"):
             if (value := getattr(self, kind)) is not None:
-                names.checked(kind, value)
+                names.require_name(kind, value)
 
     @property
     def commands(self) -> list[str]:
@@ -143,7 +143,7 @@ class OtherCommands:
             "register": self.group,
             "pipeline": self.pipeline,
         }
-        return [f"`smtrain {name}`" for name, wanted in by_command.items() if wanted]
+        return [f"`smtrain {name}`" for name, is_used in by_command.items() if is_used]
 
     @property
     def services(self) -> list[str]:
@@ -171,7 +171,9 @@ def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
         yield a.secret("ReadTrackerKey", key)
 
 
-def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
+def other_role_statements(
+    config: JobConfig, a: Arns, other_commands: OtherCommands
+) -> Iterator[Statement]:
     """The role's permissions: trackers of a job, an endpoint's container and its deletion, a
     pipeline's jobs.
     """
@@ -182,8 +184,8 @@ def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> 
     if group := config.output.model_package_group:
         versions = f"{group.replace(':model-package-group/', ':model-package/')}/*"
         yield Statement("RegisterExport", ("sagemaker:CreateModelPackage",), (group, versions))
-    if others.endpoint:
-        logs = a.arn("logs", f"log-group:{ENDPOINT_LOGS}/{others.endpoint}")
+    if other_commands.endpoint:
+        logs = a.arn("logs", f"log-group:{ENDPOINT_LOGS}/{other_commands.endpoint}")
         actions = (
             "logs:CreateLogGroup",
             "logs:CreateLogStream",
@@ -191,9 +193,9 @@ def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> 
             "logs:PutLogEvents",
         )
         yield Statement("WriteEndpointLogs", actions, (logs, f"{logs}:*"))
-        ours = (a.arn("sagemaker", f"endpoint/{others.endpoint.lower()}"),)
-        yield Statement("DeleteEndpointInTime", ("sagemaker:DeleteEndpoint",), ours)
-    if others.pipeline:
+        endpoint_arns = (a.arn("sagemaker", f"endpoint/{other_commands.endpoint.lower()}"),)
+        yield Statement("DeleteEndpointInTime", ("sagemaker:DeleteEndpoint",), endpoint_arns)
+    if other_commands.pipeline:
         jobs = (
             "sagemaker:AddTags",
             "sagemaker:CreateTrainingJob",
@@ -201,12 +203,12 @@ def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> 
             "sagemaker:StopTrainingJob",
         )
         yield Statement("RunSteps", jobs, (_steps(a),))
-        passed = {"StringEquals": {"iam:PassedToService": [SERVICE]}}
-        yield Statement("PassItself", ("iam:PassRole",), (str(config.compute.role),), passed)
+        condition = {"StringEquals": {"iam:PassedToService": [SERVICE]}}
+        yield Statement("PassItself", ("iam:PassRole",), (str(config.compute.role),), condition)
 
 
 def other_caller_statements(
-    config: JobConfig, a: Arns, others: OtherCommands
+    config: JobConfig, a: Arns, other_commands: OtherCommands
 ) -> Iterator[Statement]:
     """The caller's permissions; the caller sends results to trackers at the end, also if jobs send
     the steps.
@@ -218,20 +220,33 @@ def other_caller_statements(
         yield Statement("CheckTracker", (f"sagemaker:DescribeMlflow{kind}",), (arn,))
     if config.track.by == "client":
         yield from tracker_key(config, a)
-    yield from command_statements(config, a, others)
+    yield from command_statements(config, a, other_commands)
 
 
-def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
+def command_statements(
+    config: JobConfig, a: Arns, other_commands: OtherCommands
+) -> Iterator[Statement]:
     """The caller's permissions for a tuning job, an endpoint, a registered version and a
     pipeline.
     """
-    if others.tune:
+    if other_commands.tune:
         tuning = a.arn(
             "sagemaker", f"hyper-parameter-tuning-job/{names.tunings(config.name).lower()}"
         )
-        made = ("AddTags", "CreateHyperParameterTuningJob", "DescribeHyperParameterTuningJob")
-        more = ("ListTrainingJobsForHyperParameterTuningJob", "StopHyperParameterTuningJob")
-        yield Statement("Tune", tuple(f"sagemaker:{name}" for name in (*made, *more)), (tuning,))
+        tuning_actions = (
+            "AddTags",
+            "CreateHyperParameterTuningJob",
+            "DescribeHyperParameterTuningJob",
+        )
+        follow_actions = (
+            "ListTrainingJobsForHyperParameterTuningJob",
+            "StopHyperParameterTuningJob",
+        )
+        yield Statement(
+            "Tune",
+            tuple(f"sagemaker:{name}" for name in (*tuning_actions, *follow_actions)),
+            (tuning,),
+        )
         trials = a.arn("sagemaker", f"training-job/{names.tunings(config.name).lower()}")
         if trials != a.jobs(config.name):  # a long name is shortened for the tuning job
             yield Statement(
@@ -239,7 +254,7 @@ def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Ite
                 ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"),
                 (trials,),
             )
-    if name := others.endpoint:
+    if name := other_commands.endpoint:
         endpoint = a.arn("sagemaker", f"endpoint/{name.lower()}")
         parts = names.parts(name).lower()
         settings, model = (
@@ -252,7 +267,9 @@ def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Ite
         )
         configuring = ("CreateEndpointConfig", "DeleteEndpointConfig", "DescribeEndpointConfig")
         yield Statement(
-            "ConfigureEndpoint", tuple(f"sagemaker:{each}" for each in configuring), (settings,)
+            "ConfigureEndpoint",
+            tuple(f"sagemaker:{operation}" for operation in configuring),
+            (settings,),
         )
         yield Statement("DefineModel", ("sagemaker:CreateModel", "sagemaker:DeleteModel"), (model,))
         yield Statement("TagEndpoint", ("sagemaker:AddTags",), (endpoint, settings, model))
@@ -262,15 +279,15 @@ def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Ite
         yield Statement(
             "DeleteInTime", ("scheduler:CreateSchedule", "scheduler:DeleteSchedule"), (schedule,)
         )
-    if group := others.group:
-        versions = _spelled(a, "model-package", group, "/*")
-        groups = _spelled(a, "model-package-group", group)
+    if group := other_commands.group:
+        versions = _arn_spellings(a, "model-package", group, "/*")
+        groups = _arn_spellings(a, "model-package-group", group)
         grouping = ("sagemaker:CreateModelPackageGroup", "sagemaker:DescribeModelPackageGroup")
         yield Statement("MakeGroup", grouping, groups)
         yield Statement("Register", ("sagemaker:CreateModelPackage",), (*groups, *versions))
         yield Statement("LookAtVersions", ("sagemaker:DescribeModelPackage",), versions)
         yield Statement("FindVersions", ("sagemaker:ListModelPackages",), ("*",))
-    if name := others.pipeline:
+    if name := other_commands.pipeline:
         making = (
             "AddTags",
             "CreatePipeline",
@@ -280,8 +297,8 @@ def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Ite
         )
         yield Statement(
             "MakePipeline",
-            tuple(f"sagemaker:{each}" for each in making),
-            _spelled(a, "pipeline", name),
+            tuple(f"sagemaker:{operation}" for operation in making),
+            _arn_spellings(a, "pipeline", name),
         )
         yield Statement(
             "FollowSteps",
@@ -295,15 +312,18 @@ def _steps(a: Arns) -> str:
     return a.arn("sagemaker", "training-job/pipelines-*")
 
 
-def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
+def _arn_spellings(a: Arns, kind: str, name: str, suffix: str = "") -> tuple[str, ...]:
     """SageMaker lowercases these names in most ARNs, but not in all."""
     return tuple(
-        a.arn("sagemaker", f"{kind}/{each}{rest}") for each in dict.fromkeys((name.lower(), name))
+        a.arn("sagemaker", f"{kind}/{spelling}{suffix}")
+        for spelling in dict.fromkeys((name.lower(), name))
     )
 
 
-def serving_images(config: JobConfig, others: OtherCommands) -> list[EcrImage]:
+def serving_images(config: JobConfig, other_commands: OtherCommands) -> list[EcrImage]:
     """The images of an endpoint: on GPUs, and for a run on Trainium2 on that too."""
-    kinds = {"", config.compute.instance_type} & {"", TRAINIUM2} if others.endpoint else set()
+    kinds = (
+        {"", config.compute.instance_type} & {"", TRAINIUM2} if other_commands.endpoint else set()
+    )
     images = (ecr_image(serving_image(str(config.compute.region), kind)) for kind in sorted(kinds))
     return [image for image in images if image]

@@ -19,7 +19,7 @@ class Step:
     """The folder of one step in S3."""
 
     uri: str
-    lacking: tuple[str, ...]
+    missing_files: tuple[str, ...]
     """Files that are missing or of another size than in the record; the record if it is missing,
     damaged or of another step.
     """
@@ -31,9 +31,9 @@ class Step:
         return self.uri.rstrip("/").rpartition("/")[2]
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the record exists, and every file in it, with its size."""
-        return not self.lacking
+        return not self.missing_files
 
 
 def compare_with_record(
@@ -45,17 +45,17 @@ def compare_with_record(
     None for a damaged record, or that of another step.
     """
     try:
-        about = parse_object(text)
+        record = parse_object(text)
         # a size each, or a mapping with it
         sizes = {
             name: entry if isinstance(entry, int) else entry["size"]
-            for name, entry in about["files"].items()
+            for name, entry in record["files"].items()
         }
-        if renaming_fault(step.rpartition("/")[2], about["step"]):
+        if renaming_fault(step.rpartition("/")[2], record["step"]):
             return None, None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None, None
-    model = about.get("config")
+    model = record.get("config")
     return list(size_faults(sizes, files)), model if isinstance(model, dict) else None
 
 
@@ -71,13 +71,13 @@ def saved_steps(target: Backend, uri: str, job: str | None = None) -> list[Step]
     def read(name: str) -> bytes:
         return target.read(uri + name)
 
-    held = {item["Key"][len(prefix) :]: item["Size"] for item in target.listing(uri)}
-    lines = Lines(held, read)
+    sizes = {item["Key"][len(prefix) :]: item["Size"] for item in target.listing(uri)}
+    lines = Lines(sizes, read)
     steps = []
     for _, step in lines.steps(lines.parts(job if job in lines.folders else lines.newest)):
         files = {
             name[len(step) + 1 :]: size
-            for name, size in held.items()
+            for name, size in sizes.items()
             if name.startswith(f"{step}/")
         }
         record = next((name for name in RECORDS.values() if name in files), None)
@@ -86,6 +86,6 @@ def saved_steps(target: Backend, uri: str, job: str | None = None) -> list[Step]
             if record is None
             else compare_with_record(read(f"{step}/{record}"), files, step)
         )
-        lacking = [record or RECORDS["native"]] if faults is None else faults
-        steps.append(Step(f"{uri}{step}/", tuple(lacking), model))
+        missing_files = [record or RECORDS["native"]] if faults is None else faults
+        steps.append(Step(f"{uri}{step}/", tuple(missing_files), model))
     return steps

@@ -48,7 +48,7 @@ class StoreCopy:
 
     def __init__(self, store: Backend, uri: str) -> None:
         self.store, self.uri = store, f"{uri.rstrip('/')}/"
-        self.files = {file: stored for file, stored in _listed(store, self.uri).items() if file}
+        self.files = {file: entry for file, entry in _list_files(store, self.uri).items() if file}
         """All objects, by their paths below the prefix."""
         self._wanted: Callable[[str], bool] = lambda _: True
         prefix = hashlib.sha256(f"{store.name} {self.uri}".encode()).hexdigest()[:16]
@@ -61,32 +61,34 @@ class StoreCopy:
             if not (self.folder / file).resolve().is_relative_to(self.folder.resolve()):
                 raise JobError(f"{self.uri}{file}: points outside {self.folder}; not downloaded")
 
-    def only(self, wanted: Callable[[str], bool]) -> StoreCopy:
+    def restrict_to(self, is_wanted: Callable[[str], bool]) -> StoreCopy:
         """The same copy, of which `fetch` takes the files whose paths below the prefix are
         `wanted`.
         """
-        selected = copy(self)
-        selected._wanted = wanted
-        return selected
+        restricted_copy = copy(self)
+        restricted_copy._wanted = is_wanted
+        return restricted_copy
 
     @property
     def missing_bytes(self) -> int:
         """Bytes that `fetch` would copy."""
-        return sum(self.files[file].size for file in self._selected() if not self._is_here(file))
+        return sum(
+            self.files[file].size for file in self._wanted_files() if not self._is_here(file)
+        )
 
     def fetch(self) -> Path:
         """Copy the wanted files that are not here yet; returns the folder.
 
         Raises `JobError` if there are no files, or if they change meanwhile.
         """
-        selected = self._selected()
-        if not selected:
+        wanted_files = self._wanted_files()
+        if not wanted_files:
             raise JobError(f"{self.uri} is empty; there is nothing to download")
-        for file in selected:
+        for file in wanted_files:
             self.fetch_file(file)
-        current = _listed(self.store, self.uri)
-        if any(current.get(file) != self.files[file] for file in selected):
-            raise self._changed()
+        current = _list_files(self.store, self.uri)
+        if any(current.get(file) != self.files[file] for file in wanted_files):
+            raise self._changed_error()
         self._remove_unused_copies()
         return self.folder
 
@@ -95,7 +97,7 @@ class StoreCopy:
 
         Raises `JobError` if it has changed since the prefix was listed.
         """
-        path, stored = self.folder / file, self.files[file]
+        path, entry = self.folder / file, self.files[file]
         self._use()
         if self._is_here(file):
             return path
@@ -105,13 +107,13 @@ class StoreCopy:
             if not self._link_from_older(file, part):
                 bucket, prefix = split_uri(self.uri)
                 self.store.fetch(bucket, prefix + file, part)
-                self._require_unchanged(file, part, stored)
+                self._require_unchanged(file, part, entry)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
         return path
 
-    def _selected(self) -> list[str]:
+    def _wanted_files(self) -> list[str]:
         return [file for file in self.files if self._wanted(file)]
 
     def _is_here(self, file: str) -> bool:
@@ -119,17 +121,17 @@ class StoreCopy:
             return (self.folder / file).stat().st_size == self.files[file].size
         return False
 
-    def _require_unchanged(self, file: str, part: Path, stored: StoredFile) -> None:
+    def _require_unchanged(self, file: str, part: Path, entry: StoredFile) -> None:
         """Compare the copy with the ETag if it is its MD5 (no parts, no KMS key), else list the
         object again.
         """
-        if part.stat().st_size != stored.size:
-            raise self._changed()
-        is_md5 = len(stored.etag) == 32 and md5_of(part) == stored.etag.lower()
-        if not is_md5 and _listed(self.store, self.uri + file).get("") != stored:
-            raise self._changed()
+        if part.stat().st_size != entry.size:
+            raise self._changed_error()
+        is_md5 = len(entry.etag) == 32 and md5_of(part) == entry.etag.lower()
+        if not is_md5 and _list_files(self.store, self.uri + file).get("") != entry:
+            raise self._changed_error()
 
-    def _changed(self) -> JobError:
+    def _changed_error(self) -> JobError:
         return JobError(
             f"{self.uri} changed while it was being copied; run the command again when it is"
             " complete"
@@ -185,19 +187,19 @@ def _lock_shared(folder: Path, path: Path) -> int:
             os.close(lock)
 
 
-def _listed(store: Backend, uri: str) -> dict[str, StoredFile]:
+def _list_files(store: Backend, uri: str) -> dict[str, StoredFile]:
     """The objects below a prefix by their paths; the object of exactly this name is the empty
     path.
     """
     _, prefix = split_uri(uri)
-    listed = {
+    entries = {
         item["Key"][len(prefix) :]: StoredFile(
             int(item["Size"]), str(item.get("ETag", "")).strip('"')
         )
         for item in store.listing(uri)
     }
     return {
-        file: stored for file, stored in listed.items() if not file.endswith("/")
+        file: entry for file, entry in entries.items() if not file.endswith("/")
     }  # consoles make empty folders
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of_job, is_run_here
 from smtrain.client.jobs.checkpoints import saved_steps
-from smtrain.client.jobs.results import What, fetch
+from smtrain.client.jobs.results import ResultKind, fetch
 from smtrain.core import text
 from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from smtrain.client.follow.failure import Explanation
-    from smtrain.client.follow.money import Spent
+    from smtrain.client.follow.money import JobCost
 
 
-_MOST = 1000
+_MAX_ROWS = 1000
 """Jobs that are looked at."""
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
 
@@ -43,7 +43,7 @@ def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[st
     """
     if stage_of(name):
         return None
-    rows = [row for page in place.rows(name, _MOST) for row in page][:_MOST]
+    rows = [row for page in place.rows(name, _MAX_ROWS) for row in page][:_MAX_ROWS]
     if any(row["TrainingJobName"] == name for row in rows):
         return None
     order = {stage: rank for rank, stage in enumerate(stages)}
@@ -57,13 +57,13 @@ def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[st
     )
 
 
-def _named(name: str, target: TargetName | None) -> tuple[str, Backend]:
+def _resolve_job(name: str, target: TargetName | None) -> tuple[str, Backend]:
     """The job's name and backend; for the name of a run those of its running job, else its
     newest.
     """
     job, place = backend_of_job(name, target)
-    known = TARGETS[place.name].here and not is_run_here(job)
-    if name.startswith("arn:") or known or not _NAME.fullmatch(job):
+    is_local_job = TARGETS[place.name].here and not is_run_here(job)
+    if name.startswith("arn:") or is_local_job or not _NAME.fullmatch(job):
         return job, place
     try:
         row = row_of_run(place, job)
@@ -103,7 +103,9 @@ class Job:
         Without `target` the job is looked up as `client.backends.choose.backend_of_job` describes.
         """
         self.name, self.target = (
-            _named(name, target) if target is None or isinstance(target, str) else (name, target)
+            _resolve_job(name, target)
+            if target is None or isinstance(target, str)
+            else (name, target)
         )
         if not _NAME.fullmatch(self.name):
             raise JobError(
@@ -142,11 +144,11 @@ class Job:
 
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
-        from smtrain.client.backends.sagemaker.retry import impatient
+        from smtrain.client.backends.sagemaker.retry import short_patience
 
-        return self.note(self.target.describe(self.name, impatient(self.target.name)))
+        return self.note(self.target.describe(self.name, short_patience(self.target.name)))
 
-    def look(self) -> dict[str, Any]:
+    def describe_patiently(self) -> dict[str, Any]:
         """`describe` for waiting: retries for as long as a follow does if the network is away."""
         from smtrain.client.backends.sagemaker.retry import Patience
 
@@ -226,13 +228,13 @@ class Job:
         self, *, host: str | None = None, grep: str | None = None, poll: float | None = None
     ) -> Iterator[Line | str]:
         """Lines and changes of the secondary status as they come, until the job has ended."""
-        from smtrain.client.follow.follower import Change, Follower
+        from smtrain.client.follow.follower import Follower, StatusChange
 
-        wanted = re.compile(grep) if grep else None
+        grep_pattern = re.compile(grep) if grep else None
         for event in Follower(self.target, self.name, host=host, poll=poll).events():
-            if isinstance(event, Change):
+            if isinstance(event, StatusChange):
                 yield event.status
-            elif isinstance(event, Line) and (not wanted or wanted.search(event.text)):
+            elif isinstance(event, Line) and (not grep_pattern or grep_pattern.search(event.text)):
                 yield event
 
     def follow(
@@ -274,8 +276,8 @@ class Job:
         from smtrain.client.follow.show import View, follow, milliseconds
 
         view = View(host, grep, milliseconds(since), tail, resume, panel, every, lines)
-        if follow(self, view, say) and (why := self.explain()).failed:
-            say(str(why))
+        if follow(self, view, say) and (explanation := self.explain()).has_failed:
+            say(str(explanation))
         return self
 
     def explain(self) -> Explanation:
@@ -298,7 +300,10 @@ class Job:
         Raises `JobError` with the reason if it ends otherwise.
         """
 
-        poll(lambda: self.look()["TrainingJobStatus"] in FINAL_STATUSES, self.target.pace.poll)
+        poll(
+            lambda: self.describe_patiently()["TrainingJobStatus"] in FINAL_STATUSES,
+            self.target.pace.poll,
+        )
         return self.check()
 
     def check(self) -> Job:
@@ -327,7 +332,7 @@ class Job:
 
         return draw(self.records, self.name)
 
-    def cost(self) -> Spent:
+    def cost(self) -> JobCost:
         """Dollars so far, or as billed at the end: `smtrain.client.follow.money`."""
         from smtrain.client.follow.money import cost_of
 
@@ -368,9 +373,9 @@ class Job:
         For a job that has not begun to write: those of its run's newest lineage. A checkpoint is
         complete if its manifest exists, and every file in the manifest, with its size.
         """
-        return self.saved(self.describe())
+        return self.checkpoint_uris(self.describe())
 
-    def saved(self, description: dict[str, Any]) -> list[str]:
+    def checkpoint_uris(self, description: dict[str, Any]) -> list[str]:
         """`checkpoints` from a description; the intermediate parts of a prepare job do not
         count.
         """
@@ -380,7 +385,7 @@ class Job:
         return [
             step.uri
             for step in saved_steps(self.target, checkpointing["S3Uri"], self.name)
-            if step.whole
+            if step.is_complete
         ]
 
     def read(self, name: str) -> bytes:
@@ -392,7 +397,7 @@ class Job:
             raise JobError(f"{self.name} left no {name} in {output}") from None
 
     def download(
-        self, folder: str | Path, what: What = "model", *, overwrite: bool = False
+        self, folder: str | Path, what: ResultKind = "model", *, overwrite: bool = False
     ) -> Path:
         """Copy the job's results into `folder`. Existing files with the same content are kept.
 

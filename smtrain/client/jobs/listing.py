@@ -48,8 +48,8 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
     A job that does not belong to a run of ours is its own run.
     """
     job, place = backend_of_job(name, target)
-    ours = stage_of(job)
-    run = ours[0] if ours else job
+    run_and_stage = stage_of(job)
+    run = run_and_stage[0] if run_and_stage else job
     if not _RUN.fullmatch(run):
         raise JobError(
             f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are",
@@ -57,9 +57,9 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
         )
     attempts = jobs_of(place, run, "train")[::-1]
     if not attempts:
-        alone = Job(job, place)
-        alone.describe()
-        return job, [alone]
+        single_job = Job(job, place)
+        single_job.describe()
+        return job, [single_job]
     return run, attempts
 
 

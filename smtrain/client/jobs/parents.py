@@ -14,7 +14,7 @@ from typing import Any
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of, kept_here, registries
 from smtrain.client.backends.sagemaker.backend import near_run
-from smtrain.client.backends.sagemaker.retry import impatient
+from smtrain.client.backends.sagemaker.retry import short_patience
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError, SmtrainError, first_line
 from smtrain.core.files import parse_object
@@ -25,7 +25,7 @@ from smtrain.core.public import to_smtrain_error
 from smtrain.core.targets import TARGETS
 
 _ENDED_BADLY = {"Failed": "failed", "Stopped": "was stopped"}
-_REMEMBERED: dict[tuple[str, str], Parent] = {}
+_PARENTS: dict[tuple[str, str], Parent] = {}
 """Runs found since a config was loaded, by path and target: a search for a mesh asks for the shape
 many times.
 """
@@ -40,7 +40,7 @@ class Parent:
     """The job that exported the model."""
     uri: str
     """Prefix of the model, which ends in "/"."""
-    described: dict[str, Any]
+    model_config: dict[str, Any]
     """Its config.json."""
 
     def __str__(self) -> str:
@@ -77,25 +77,25 @@ def planned_parent(config: JobConfig, path: str, key: str = "model.path") -> Par
     """The run of a run:// path of a config, as the planner needs it. Raises like `parent_on`."""
     name = path.removeprefix(RUN).rstrip("/")
     target = "local" if TARGETS[config.target].rented and kept_here(name) else config.target
-    if (path, target) not in _REMEMBERED:
-        _REMEMBERED[path, target] = parent_on(path, backend_of(config, target), key)
-    return _REMEMBERED[path, target]
+    if (path, target) not in _PARENTS:
+        _PARENTS[path, target] = parent_on(path, backend_of(config, target), key)
+    return _PARENTS[path, target]
 
 
 def forget() -> None:
     """Look again for every run: a run may have ended since."""
-    _REMEMBERED.clear()
+    _PARENTS.clear()
 
 
 def _parent(name: str, place: Backend) -> Parent:
     if place.record.here and not kept_here(name):  # no control plane is started to be asked
-        raise _Refused(_unknown(name, place))
-    ours = stage_of(name)
-    if ours and ours[1] != "export":
+        raise _Refused(_explain_unknown_run(name, place))
+    run_and_stage = stage_of(name)
+    if run_and_stage and run_and_stage[1] != "export":
         raise _Refused(
-            f"it is a job of stage {ours[1]}; name its run, {RUN}{ours[0]}, or an export job of it"
+            f"it is a job of stage {run_and_stage[1]}; name its run, {RUN}{run_and_stage[0]}, or an export job of it"
         )
-    run = ours[0] if ours else name
+    run = run_and_stage[0] if run_and_stage else name
     rows = [
         row
         for page in place.rows(run, 1000)
@@ -103,14 +103,14 @@ def _parent(name: str, place: Backend) -> Parent:
         if is_of_run(row["TrainingJobName"], run)
     ]
     job = _export_job(name, place, rows)
-    base = place.describe(job, impatient(place.name))["OutputDataConfig"]["S3OutputPath"].rstrip(
-        "/"
-    )
+    base = place.describe(job, short_patience(place.name))["OutputDataConfig"][
+        "S3OutputPath"
+    ].rstrip("/")
     uri = f"{base}/{job}/output/model/"
     prefix = split_uri(uri)[1]
     files = {item["Key"].removeprefix(prefix) for item in place.listing(uri)}
     if "config.json" not in files:
-        raise _Refused(_lack(files, uri, run, job))
+        raise _Refused(_explain_no_model(files, uri, run, job))
     try:
         return Parent(run, job, uri, parse_object(place.read(f"{uri}config.json")))
     except ValueError as error:
@@ -125,40 +125,40 @@ def _export_job(name: str, place: Backend, rows: Sequence[Mapping[str, Any]]) ->
     """
     exports = [row for row in rows if _stage(row) == "export"]
     if stage_of(name):
-        done = next((row for row in exports if row["TrainingJobName"] == name), None)
-        if done is None:
-            raise _Refused(_unknown(name, place))
-        if done["TrainingJobStatus"] != "Completed":
-            raise _Refused(_unfinished(done, place))
+        export = next((row for row in exports if row["TrainingJobName"] == name), None)
+        if export is None:
+            raise _Refused(_explain_unknown_run(name, place))
+        if export["TrainingJobStatus"] != "Completed":
+            raise _Refused(_explain_unfinished(export, place))
         return name
     if not rows:
-        raise _Refused(_unknown(name, place))
-    done = next((row for row in exports if row["TrainingJobStatus"] == "Completed"), None)
-    if done is None:
-        raise _Refused(_unfinished(rows[0], place))
+        raise _Refused(_explain_unknown_run(name, place))
+    export = next((row for row in exports if row["TrainingJobStatus"] == "Completed"), None)
+    if export is None:
+        raise _Refused(_explain_unfinished(rows[0], place))
     since = next(
         (
             row
             for row in rows
-            if _stage(row) == "train" and row["CreationTime"] > done["CreationTime"]
+            if _stage(row) == "train" and row["CreationTime"] > export["CreationTime"]
         ),
         None,
     )
     if since is not None:
-        job = done["TrainingJobName"]
+        job = export["TrainingJobName"]
         raise _Refused(
             f"the run was trained again by {since['TrainingJobName']} after {job} had exported it,"
             " and that training is not exported; `smtrain run` its config, or name the earlier"
             f" export, {RUN}{job}",
         )
-    return str(done["TrainingJobName"])
+    return str(export["TrainingJobName"])
 
 
 def _stage(row: Mapping[str, Any]) -> str:
     return (stage_of(row["TrainingJobName"]) or ("", ""))[1]
 
 
-def _unfinished(row: Mapping[str, Any], place: Backend) -> str:
+def _explain_unfinished(row: Mapping[str, Any], place: Backend) -> str:
     """Explain a run without a model by its newest job, with the remedy."""
     job, status = row["TrainingJobName"], row["TrainingJobStatus"]
     of = f" --target {place.name}"
@@ -177,17 +177,17 @@ def _unfinished(row: Mapping[str, Any], place: Backend) -> str:
     )
 
 
-def _lack(files: set[str], uri: str, run: str, job: str) -> str:
+def _explain_no_model(files: set[str], uri: str, run: str, job: str) -> str:
     """Explain why a run cannot start from the files of an export, with the remedy."""
     if ADAPTER in files:
         return (
             f"{job} exported an adapter, and training starts from a whole model; set export.merge:"
             f" true in the config of {run} and `smtrain run` it, which only exports again"
         )
-    what = (
+    problem = (
         f"the model that {job} exported was deleted" if not files else f"{uri} holds no config.json"
     )
-    return f"{what}; {_exported_again(run)}"
+    return f"{problem}; {_exported_again(run)}"
 
 
 def _exported_again(run: str) -> str:
@@ -196,22 +196,22 @@ def _exported_again(run: str) -> str:
     )
 
 
-def _unknown(name: str, place: Backend) -> str:
+def _explain_unknown_run(name: str, place: Backend) -> str:
     """Say that a backend has no such run; name the backend that has it, else a similar name."""
     side = place.record.place
     if not place.record.here and kept_here(name):
-        return f"there is no such run {side}, only on this machine; {_copied(name, 'local')}"
+        return f"there is no such run {side}, only on this machine; {_download_hint(name, 'local')}"
     for record, registry in registries():
         if place.name != record.name and registry.knows(name):
-            return f"there is no such run {side}, only {record.place}; {_copied(name, record.name)}"
-    near = near_run(name) if place.record.here else ""
+            return f"there is no such run {side}, only {record.place}; {_download_hint(name, record.name)}"
+    suggestion = near_run(name) if place.record.here else ""
     return (
-        f"there is no such run {side}; {near}`smtrain list --target {place.name}` lists the"
+        f"there is no such run {side}; {suggestion}`smtrain list --target {place.name}` lists the"
         " existing ones"
     )
 
 
-def _copied(name: str, target: str) -> str:
+def _download_hint(name: str, target: str) -> str:
     return (
         f"`smtrain download {name} FOLDER --target {target}` copies its model, then name that"
         " folder"

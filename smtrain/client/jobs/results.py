@@ -21,8 +21,8 @@ from smtrain.core.protocol.uris import split_uri
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
 
-What = Literal["model", "checkpoints", "metrics", "all"]
-_KINDS: tuple[What, ...] = ("model", "checkpoints", "metrics")
+ResultKind = Literal["model", "checkpoints", "metrics", "all"]
+_KINDS: tuple[ResultKind, ...] = ("model", "checkpoints", "metrics")
 _OF_A_MODEL = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -34,7 +34,7 @@ _OF_A_MODEL = (
     "*.jinja",
 )
 """Files that libraries load from the folder of a model without being told their names."""
-_HELD = {
+_RESULT_NAMES = {
     "model": "a model, nor any other file, in /opt/ml/model",
     "checkpoints": "a whole checkpoint",
     "metrics": "metrics in /opt/ml/output/data, which SageMaker copies when the job has ended",
@@ -51,21 +51,26 @@ class ResultPart:
     folder: str = ""
 
 
-def parts(job: Job, what: What, description: dict[str, Any] | None = None) -> list[ResultPart]:
+def parts(
+    job: Job, result_kind: ResultKind, description: dict[str, Any] | None = None
+) -> list[ResultPart]:
     """The existing results of one kind. `description` is the job's last description."""
     description = description or job.describe()
-    if what == "all":
+    if result_kind == "all":
         return [
             ResultPart(p.uri, f"{kind}/{p.folder}".rstrip("/"))
             for kind in _KINDS
             for p in parts(job, kind, description)
         ]
-    if what == "checkpoints":
+    if result_kind == "checkpoints":
         return [
-            ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(description)
+            ResultPart(uri, uri.rstrip("/").rpartition("/")[2])
+            for uri in job.checkpoint_uris(description)
         ]
     base = f"{description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
-    folder, archive = ("model", "model.tar.gz") if what == "model" else ("data", "output.tar.gz")
+    folder, archive = (
+        ("model", "model.tar.gz") if result_kind == "model" else ("data", "output.tar.gz")
+    )
     return [
         ResultPart(uri)
         for uri in (f"{base}/{folder}/", f"{base}/{archive}")
@@ -73,7 +78,9 @@ def parts(job: Job, what: What, description: dict[str, Any] | None = None) -> li
     ]
 
 
-def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:
+def fetch(
+    job: Job, folder: str | Path, result_kind: ResultKind, *, overwrite: bool = False
+) -> Path:
     """Copy one kind of result into `folder`; `all` makes a folder for each kind.
 
     Checkpoints are copied completely, one folder a step. Raises `JobError` if the job left nothing
@@ -84,24 +91,25 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
         raise JobError(
             "the folder to download into is an empty name; name one (`.` is the working directory)"
         )
-    if what not in get_args(What):
+    if result_kind not in get_args(ResultKind):
         raise ConfigError(
-            f"what: got {what!r}; {hint(str(what), get_args(What))}", code="config.wrong_value"
+            f"what: got {result_kind!r}; {hint(str(result_kind), get_args(ResultKind))}",
+            code="config.wrong_value",
         )
     description = job.describe()
-    results = parts(job, what, description)
+    results = parts(job, result_kind, description)
     if not results:
-        raise JobError(_nothing(job, what, description))
+        raise JobError(_explain_no_result(job, result_kind, description))
     if Path(folder).is_file():
         raise JobError(f"{folder} is a file; name a folder to download into")
     _refuse_folder_of_text(job, Path(folder))
     places = [(part.uri, Path(folder, part.folder)) for part in results]
-    created = not Path(folder).exists()
+    is_new_folder = not Path(folder).exists()
     try:
         with only_writer(Path(folder), JobError, Path(folder, ".lock")):
             download(job.target, places, overwrite=overwrite)
     except BaseException:
-        if created:
+        if is_new_folder:
             with suppress(OSError):  # it has files, which the next call keeps
                 Path(folder).rmdir()
         raise
@@ -123,37 +131,47 @@ def _refuse_folder_of_text(job: Job, folder: Path) -> None:
         )
 
 
-def exported(job: Job, description: dict[str, Any]) -> str | None:
+def export_job_name(job: Job, description: dict[str, Any]) -> str | None:
     """The name of the job that exported the model of an ended train job; None if it was not
     exported yet.
     """
-    ours, ended = stage_of(job.name), description.get("TrainingEndTime")
-    if ours is None or ours[1] != "train" or ended is None:
+    run_and_stage, end_time = stage_of(job.name), description.get("TrainingEndTime")
+    if run_and_stage is None or run_and_stage[1] != "train" or end_time is None:
         return None
-    rows = (row for page in job.target.rows(f"{ours[0]}-export-", 1000) for row in page)
-    done = (
+    rows = (row for page in job.target.rows(f"{run_and_stage[0]}-export-", 1000) for row in page)
+    exports = (
         row
         for row in rows
-        if row["TrainingJobStatus"] == "Completed" and row["CreationTime"] >= ended
+        if row["TrainingJobStatus"] == "Completed" and row["CreationTime"] >= end_time
     )
     return next(
-        (name for row in done if stage_of(name := row["TrainingJobName"]) == (ours[0], "export")),
+        (
+            name
+            for row in exports
+            if stage_of(name := row["TrainingJobName"]) == (run_and_stage[0], "export")
+        ),
         None,
     )
 
 
-def _nothing(job: Job, what: What, description: dict[str, Any]) -> str:
-    if what == "all":
+def _explain_no_result(job: Job, result_kind: ResultKind, description: dict[str, Any]) -> str:
+    if result_kind == "all":
         return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows its state"
-    sentence = f"{job.name} has not left {_HELD[what]}"
-    if what == "model" and (export := exported(job, description)):
+    sentence = f"{job.name} has not left {_RESULT_NAMES[result_kind]}"
+    if result_kind == "model" and (export := export_job_name(job, description)):
         return f"{sentence}; {export} exported its model: `smtrain download {export} FOLDER`"
-    if others := [kind for kind in _KINDS if kind != what and parts(job, kind, description)]:
+    if other_kinds := [
+        kind for kind in _KINDS if kind != result_kind and parts(job, kind, description)
+    ]:
         sentence += (
-            f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what"
-            f" {others[0]}`"
+            f"; it has left {' and '.join(other_kinds)}: `smtrain download {job.name} FOLDER --what"
+            f" {other_kinds[0]}`"
         )
-    if what == "model" and (ours := stage_of(job.name)) and ours[1] == "train":
+    if (
+        result_kind == "model"
+        and (run_and_stage := stage_of(job.name))
+        and run_and_stage[1] == "train"
+    ):
         sentence += "; `smtrain run CONFIG` exports the model"
     return sentence
 
@@ -206,7 +224,7 @@ def download(
     places: Sequence[tuple[str, Path]],
     *,
     overwrite: bool = False,
-    wanted: Callable[[str], bool] = lambda _: True,
+    is_wanted: Callable[[str], bool] = lambda _: True,
 ) -> int:
     """Copy the objects under each prefix into its folder, each atomically; returns how many there
     are.
@@ -225,26 +243,28 @@ def download(
         item
         for uri, folder in places
         for item in _items(target, uri, folder)
-        if wanted(item.path.relative_to(folder).as_posix())
+        if is_wanted(item.path.relative_to(folder).as_posix())
     ]
     _refuse_what_is_in_the_way(items)
     _refuse_mixture(items)
-    there = [item for item in items if item.path.exists()]
-    same = {item for item in there if _is_same(item)}
+    existing_items = [item for item in items if item.path.exists()]
+    same_items = {item for item in existing_items if _is_same(item)}
     if not overwrite:
-        other = [item for item in there if item not in same]
-        _refuse_others([item for item in other if item.path.stat().st_size != item.size])
+        differing_items = [item for item in existing_items if item not in same_items]
+        _refuse_others([item for item in differing_items if item.path.stat().st_size != item.size])
         different = []
-        for item in other:  # of the same size: S3 has no hash of an object that was sent in parts
+        for item in (
+            differing_items
+        ):  # of the same size: S3 has no hash of an object that was sent in parts
             if not fetch(item):
                 continue
             if filecmp.cmp(item.part, item.path, shallow=False):
-                same.add(item)
+                same_items.add(item)
             else:
                 different.append(item)
             item.part.unlink()
         _refuse_others(different)
-    new = [item for item in items if item not in same]
+    new = [item for item in items if item not in same_items]
     for item in new:  # all of them first, or a kill would leave a mixture of old and new files
         item.path.unlink(missing_ok=True)
     complete = True
@@ -256,29 +276,31 @@ def download(
             complete = False
     if not new:
         return len(items)
-    left = {object_["Key"]: object_ for uri, _ in places for object_ in target.listing(uri)}
-    _refuse_changed(left, new)
-    return len(items) if complete else len(items) - _drop_deleted(left, places, new)
+    remaining_objects = {
+        object_["Key"]: object_ for uri, _ in places for object_ in target.listing(uri)
+    }
+    _refuse_changed(remaining_objects, new)
+    return len(items) if complete else len(items) - _drop_deleted(remaining_objects, places, new)
 
 
 def _drop_deleted(
-    left: Mapping[str, Any], places: Sequence[tuple[str, Path]], new: Sequence[_Item]
+    remaining_objects: Mapping[str, Any], places: Sequence[tuple[str, Path]], new: Sequence[_Item]
 ) -> int:
     """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns
     how many.
 
     `left` are the objects that are there, by key.
     """
-    deleted = [item for item in new if item.key not in left]
-    for item in deleted:
+    deleted_items = [item for item in new if item.key not in remaining_objects]
+    for item in deleted_items:
         item.path.unlink(missing_ok=True)
         with suppress(OSError):  # it holds more
             item.path.parent.rmdir()
-    if not left:
+    if not remaining_objects:
         raise JobError(
             f"{places[0][0]} was deleted while it was being copied; there is nothing to download"
         )
-    return len(deleted)
+    return len(deleted_items)
 
 
 def _items(target: Backend, uri: str, folder: Path) -> list[_Item]:
@@ -327,20 +349,20 @@ def _refuse_mixture(items: Sequence[_Item]) -> None:
     """
     new = {item.path for item in items}
     for folder in {path.parent for path in new if path.suffix == ".safetensors"}:
-        there = {path for pattern in _OF_A_MODEL for path in folder.glob(pattern)}
-        if others := sorted(path.name for path in there - new):
+        existing_paths = {path for pattern in _OF_A_MODEL for path in folder.glob(pattern)}
+        if foreign_names := sorted(path.name for path in existing_paths - new):
             raise JobError(
-                f"{folder} holds parts of another model ({', '.join(others[:3])}); delete them, or"
+                f"{folder} holds parts of another model ({', '.join(foreign_names[:3])}); delete them, or"
                 " name another folder"
             )
 
 
-def _refuse_changed(left: Mapping[str, Any], copied: Sequence[_Item]) -> None:
+def _refuse_changed(remaining_objects: Mapping[str, Any], copied_items: Sequence[_Item]) -> None:
     """Raise `JobError` if an object, of those `left` by key, is no longer what was listed before it
     was copied.
     """
-    for item in copied:
-        current = left.get(item.key)
+    for item in copied_items:
+        current = remaining_objects.get(item.key)
         if current is not None and (current["Size"], _etag(current)) != (item.size, item.etag):
             raise JobError(
                 f"{item.uri} changed while it was being copied; run the same command again with"
@@ -357,9 +379,9 @@ def _refuse_others(different: Sequence[_Item]) -> None:
         return
     folder = different[0].folder
     names = ", ".join(item.path.relative_to(item.folder).as_posix() for item in different[:3])
-    more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+    suffix = f" and {len(different) - 3} more" if len(different) > 3 else ""
     raise JobError(
-        f"{folder} holds other files of the same names ({names}{more}); name another folder, or"
+        f"{folder} holds other files of the same names ({names}{suffix}); name another folder, or"
         " replace them with --overwrite (overwrite=True)"
     )
 

@@ -44,15 +44,17 @@ def bundle_files() -> dict[str, Path]:
 @cache
 def build_bundle() -> Bundle:
     """The bundle of the package as it is installed; its bytes are the same on every machine."""
-    packed = io.BytesIO()
+    buffer = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=4, filename="") as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        gzip.GzipFile(
+            fileobj=buffer, mode="wb", mtime=0, compresslevel=4, filename=""
+        ) as gzip_file,
+        tarfile.open(fileobj=gzip_file, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for name, path in bundle_files().items():
             content = path.read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode, entry.mtime = len(content), 0o644, 0
             archive.addfile(entry, io.BytesIO(content))
-    data = packed.getvalue()
+    data = buffer.getvalue()
     return Bundle(data, hashlib.sha256(data).hexdigest())

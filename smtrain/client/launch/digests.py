@@ -24,10 +24,10 @@ def upload_digests(inputs: Mapping[str, str], uploads: Sequence[Upload], config:
         config: The upload of the stage's config.
     """
     by_uri = {upload.uri: upload for upload in uploads}
-    found = {name: by_uri[uri] for name, uri in inputs.items() if uri in by_uri} | {
+    uploads_by_input = {name: by_uri[uri] for name, uri in inputs.items() if uri in by_uri} | {
         "config": config
     }
-    listed = {
+    entries = {
         name: {
             "uri": upload.uri,
             "files": {
@@ -35,6 +35,6 @@ def upload_digests(inputs: Mapping[str, str], uploads: Sequence[Upload], config:
                 for (file, body), digest in zip(upload.files, upload.digests, strict=True)
             },
         }
-        for name, upload in found.items()
+        for name, upload in uploads_by_input.items()
     }
-    return (json.dumps(listed, indent=1, sort_keys=True) + "\n").encode()
+    return (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode()

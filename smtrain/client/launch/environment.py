@@ -22,7 +22,7 @@ from smtrain.stages import stage_named
 
 
 def environment(
-    config: JobConfig, stage: Stage, image: str, described: Mapping[str, Any] | None = None
+    config: JobConfig, stage: Stage, image: str, model_config: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
     """Environment variables of a stage's containers; `config.output.s3_uri` is filled in.
 
@@ -52,17 +52,17 @@ def environment(
             variables |= _xla(config, sdk_release(image))
         if not config.network.isolation:
             variables[GRAPHS if native else graphs.VARIABLE] = graphs.cache_uri(
-                config, image, variables | config.compute.environment, described
+                config, image, variables | config.compute.environment, model_config
             )
     return variables | config.compute.environment
 
 
 def _machine(config: JobConfig) -> Mapping[str, Any] | None:
     """The row of the train stage's type, or what the config describes of a type that has none."""
-    kind, described = config.compute.instance_type, config.own_machine
+    kind, machine = config.compute.instance_type, config.own_machine
     row = instance(kind)
-    if row is None and described is not None and kind.startswith("ml."):
-        return {"efa": described.efa}
+    if row is None and machine is not None and kind.startswith("ml."):
+        return {"efa": machine.efa}
     return row
 
 

@@ -9,9 +9,9 @@ from smtrain.client.backends.choose import backend_of, sagemaker
 from smtrain.client.config.load import Source
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
-from smtrain.client.launch.wheels import travelling
+from smtrain.client.launch.wheels import wheel_uploads
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.sdk import build, installed
+from smtrain.client.sdk import build, installed_sdk
 from smtrain.core import text
 from smtrain.core.config import Stage
 from smtrain.core.errors import ConfigError
@@ -59,7 +59,7 @@ def estimator(
         >>> trainer.compute.instance_count
         2
     """
-    generation = installed()
+    generation = installed_sdk()
     if generation is None:
         raise ConfigError(
             [
@@ -74,6 +74,6 @@ def estimator(
 
     def upload() -> None:
         upload_all(place, list(plan.uploads), say)
-        upload_all(place, travelling(plan.request, place, say), say)
+        upload_all(place, wheel_uploads(plan.request, place, say), say)
 
     return build(generation, place, plan.request, upload)

@@ -36,7 +36,7 @@ def cache_uri(
     config: JobConfig,
     image: str,
     environment: Mapping[str, str],
-    described: Mapping[str, Any] | None,
+    model_config: Mapping[str, Any] | None,
 ) -> str:
     """The S3 prefix of this config's graphs: one folder for all that changes a graph.
 
@@ -47,7 +47,9 @@ def cache_uri(
     """
     parallel, train = config.parallel, config.train
     model = (
-        {k: v for k, v in described.items() if k not in _NOISE} if described else config.model.path
+        {k: v for k, v in model_config.items() if k not in _NOISE}
+        if model_config
+        else config.model.path
     )
     set_here = {
         name: value
@@ -76,15 +78,15 @@ def cache_uri(
     return f"{cache_root(config)}{digest(identity)[:16]}"
 
 
-def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
+def compile_cache_uri(config: JobConfig, environment: Mapping[str, str]) -> str:
     """The cache that stage compile fills; raises `ConfigError` if there is nothing to compile."""
-    uri, own = environment.get(VARIABLE), config.compute.environment
+    uri, user_variables = environment.get(VARIABLE), config.compute.environment
     if config.train.engine != "nxd":
         fault = (
             "train.engine: native compiles as it runs, stage compile has nothing to do; leave the"
             " stage out"
         )
-    elif VARIABLE in own or "--cache_dir" in own.get(FLAGS, ""):
+    elif VARIABLE in user_variables or "--cache_dir" in user_variables.get(FLAGS, ""):
         fault = (
             f"compute.environment: moves the compile cache ({VARIABLE} or --cache_dir), so stage"
             " compile cannot keep it; leave that out, the cache is below output.s3_uri"
@@ -104,7 +106,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
     raise ConfigError([fault], code="config.combination")
 
 
-def held(target: Backend, uri: str) -> dict[str, Any] | None:
+def read_marker(target: Backend, uri: str) -> dict[str, Any] | None:
     """The marker of the job that compiled this cache; None if the cache has no marker."""
     try:
         marker = parse_json(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
@@ -113,12 +115,14 @@ def held(target: Backend, uri: str) -> dict[str, Any] | None:
     return marker if isinstance(marker, dict) and {"graphs", "job"} <= marker.keys() else None
 
 
-def announce(target: Backend, config: JobConfig, request: Mapping[str, Any], say: Say) -> None:
+def announce_compiling(
+    target: Backend, config: JobConfig, request: Mapping[str, Any], say: Say
+) -> None:
     """Say before a train job of engine nxd starts whether the cache holds its graphs."""
     uri = request["Environment"].get(VARIABLE, "")
     if config.train.engine != "nxd" or not uri.startswith(cache_root(config)):
         return
-    if marker := held(target, uri):
+    if marker := read_marker(target, uri):
         say(f"graphs: all {marker['graphs']} were compiled by {marker['job']} ({uri})")
     else:
         say(

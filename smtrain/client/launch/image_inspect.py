@@ -13,16 +13,22 @@ from typing import Any
 
 from smtrain.client.launch.bundle import bundle_files
 from smtrain.core.errors import LocalError
-from smtrain.plane.docker import LENT, borrowed, connect, plainly, usable
+from smtrain.plane.docker import (
+    LENT_FOLDERS,
+    borrowed_folders,
+    connect,
+    explain_docker_errors,
+    require_usable,
+)
 from smtrain.plane.hosts import read
 
 FOLDER = "/smtrain-look"
 SECONDS = 600
-_seen: dict[str, Contents] = {}
+_contents: dict[str, ImageContents] = {}
 
 
 @dataclass(frozen=True)
-class Contents:
+class ImageContents:
     """Contents of an image, as a container of it sees them."""
 
     python: str
@@ -43,25 +49,25 @@ class Contents:
     """Folders that stages write to and that this user may not write to."""
 
 
-def look(client: Any, image: Any, engine: str | None = "native") -> Contents:
+def inspect_image(client: Any, image: Any, engine: str | None = "native") -> ImageContents:
     """Look into a local image; without an engine nothing is imported, and no faults are found.
 
     Raises `LocalError` if no container of it runs, or if it has no Python 3.10.
     """
     name = image.tags[0] if image.tags else image.short_id
-    status, said, _ = run(
+    status, output, _ = run(
         client, image, ["python3", f"{FOLDER}/image_probe.py", *filter(None, [engine])]
     )
     line = next(
-        (line for line in reversed(said.splitlines()) if line.startswith('{"python"')), None
+        (line for line in reversed(output.splitlines()) if line.startswith('{"python"')), None
     )
     if line is None:
-        last = (said.strip().splitlines() or [f"exit status {status}"])[-1]
+        last = (output.strip().splitlines() or [f"exit status {status}"])[-1]
         raise LocalError(f"image {name} has no python3 that runs the stages, 3.10 or later: {last}")
-    return Contents(**json.loads(line))
+    return ImageContents(**json.loads(line))
 
 
-def of_hosts(request: dict[str, Any]) -> Contents | None:
+def of_hosts(request: dict[str, Any]) -> ImageContents | None:
     """Look into the image of a local job's containers, once; None if its hosts are sandboxes.
 
     Raises `LocalError` if containers are requested and cannot be started, or if the image has no
@@ -73,14 +79,14 @@ def of_hosts(request: dict[str, Any]) -> Contents | None:
     with ExitStack() as stack:
         try:
             client = stack.enter_context(closing(connect()))
-            image, _ = usable(client, request["AlgorithmSpecification"]["TrainingImage"])
+            image, _ = require_usable(client, request["AlgorithmSpecification"]["TrainingImage"])
         except LocalError:
             if run_in == "auto":
                 return None
             raise
-        if image.id not in _seen:
-            _seen[image.id] = look(client, image, None)
-        return _seen[image.id]
+        if image.id not in _contents:
+            _contents[image.id] = inspect_image(client, image, None)
+        return _contents[image.id]
 
 
 def run(
@@ -99,8 +105,8 @@ def run(
         text = None
         if read:
             try:
-                packed = b"".join(container.get_archive(read)[0])
-                with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                archive_bytes = b"".join(container.get_archive(read)[0])
+                with tarfile.open(fileobj=io.BytesIO(archive_bytes)) as archive:
                     member = archive.extractfile(archive.getmembers()[0])
                     text = member.read().decode(errors="replace") if member else None
             except docker.errors.NotFound:
@@ -110,25 +116,27 @@ def run(
 
 @contextmanager
 def _container(client: Any, image: Any, command: list[str]) -> Iterator[Any]:
-    volumes = {folder: {"bind": folder, "mode": "ro"} for folder in borrowed(image, LENT)}
-    with plainly("running a container of the image"):
+    volumes = {
+        folder: {"bind": folder, "mode": "ro"} for folder in borrowed_folders(image, LENT_FOLDERS)
+    }
+    with explain_docker_errors("running a container of the image"):
         container = client.containers.create(
             image.id, command[1:], entrypoint=command[:1], volumes=volumes, network_mode="none"
         )
         try:
-            container.put_archive("/", _packed())
+            container.put_archive("/", _pack_code())
             yield container
         finally:
             container.remove(force=True)
 
 
-def _packed() -> bytes:
+def _pack_code() -> bytes:
     """The code of a job and image_probe.py below `FOLDER`, and an empty /opt/ml, as a tar
     archive.
     """
     files = {**bundle_files(), "image_probe.py": Path(__file__).with_name("image_probe.py")}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for folder in ("opt/ml", "opt/ml/output"):
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
@@ -138,4 +146,4 @@ def _packed() -> bytes:
             entry = tarfile.TarInfo(f"{FOLDER[1:]}/{name}")
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
+    return buffer.getvalue()

@@ -19,7 +19,7 @@ def is_pattern(image: str | None) -> bool:
     return "*" in (image or "")
 
 
-def resolved(config: JobConfig, target: Backend) -> tuple[JobConfig, str | None]:
+def resolve_image(config: JobConfig, target: Backend) -> tuple[JobConfig, str | None]:
     """The config with a whole tag in compute.image, and a sentence about it if there was a pattern.
 
     Raises `ConfigError` if the registry cannot be asked, or has no such tag: nothing is ever
@@ -31,8 +31,10 @@ def resolved(config: JobConfig, target: Backend) -> tuple[JobConfig, str | None]
     uri = in_registry(compute.image, compute.region or target.region_name())
     image, matches = newest(sagemaker(target).client("ecr"), uri)
     of = "the only tag that matches" if matches == 1 else f"the newest of {matches} tags that match"
-    chosen = config.model_copy(update={"compute": compute.model_copy(update={"image": image})})
-    return chosen, f"compute.image: {compute.image} is {image.rpartition(':')[2]}, {of}"
+    resolved_config = config.model_copy(
+        update={"compute": compute.model_copy(update={"image": image})}
+    )
+    return resolved_config, f"compute.image: {compute.image} is {image.rpartition(':')[2]}, {of}"
 
 
 def newest(ecr: Any, uri: str) -> tuple[str, int]:
@@ -42,8 +44,8 @@ def newest(ecr: Any, uri: str) -> tuple[str, int]:
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    named = ecr_image(uri)
-    if named is None or named.tag is None:
+    image_pattern = ecr_image(uri)
+    if image_pattern is None or image_pattern.tag is None:
         raise ConfigError(
             f"compute.image: {uri} is a pattern, and only Amazon ECR is asked for tags; write a"
             " whole tag",
@@ -51,8 +53,8 @@ def newest(ecr: Any, uri: str) -> tuple[str, int]:
         )
     try:
         pages = ecr.get_paginator("list_images").paginate(
-            registryId=named.account,
-            repositoryName=named.repository,
+            registryId=image_pattern.account,
+            repositoryName=image_pattern.repository,
             filter={"tagStatus": "TAGGED"},
         )
         tags = [
@@ -62,20 +64,20 @@ def newest(ecr: Any, uri: str) -> tuple[str, int]:
             if "imageTag" in image
         ]
     except (BotoCoreError, ClientError) as error:
-        why = why_refused(error, "get the right ecr:ListImages")
+        refusal = why_refused(error, "get the right ecr:ListImages")
         raise ConfigError(
-            f"compute.image: the registry of {named.repository} in {named.region} cannot be asked"
-            f" for the tags that match {named.tag}: {why}, or write a whole tag",
-            code=why.code,
+            f"compute.image: the registry of {image_pattern.repository} in {image_pattern.region} cannot be asked"
+            f" for the tags that match {image_pattern.tag}: {refusal}, or write a whole tag",
+            code=refusal.code,
         ) from None
-    fitting = sorted((tag for tag in tags if fnmatchcase(tag, named.tag)), key=_numbers)
+    fitting = sorted((tag for tag in tags if fnmatchcase(tag, image_pattern.tag)), key=_numbers)
     if not fitting:
         raise ConfigError(
-            f"compute.image: {named.repository} in {named.region} has {len(tags)} tags, and"
-            f" {named.tag} matches no one of them; write another pattern, or a whole tag",
+            f"compute.image: {image_pattern.repository} in {image_pattern.region} has {len(tags)} tags, and"
+            f" {image_pattern.tag} matches no one of them; write another pattern, or a whole tag",
             code="config.wrong_value",
         )
-    return uri.removesuffix(named.tag) + fitting[-1], len(fitting)
+    return uri.removesuffix(image_pattern.tag) + fitting[-1], len(fitting)
 
 
 def _numbers(tag: str) -> tuple[list[int], str]:

@@ -19,12 +19,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent
 STAGES = sorted(
-    path.stem for path in (HERE / "smtrain/stages").glob("[a-z]*.py") if path.stem != "base"
+    path.stem for path in (ROOT / "smtrain/stages").glob("[a-z]*.py") if path.stem != "base"
 )
 PROGRAMS = ("neuronx-cc", "neuron-ls", "nvidia-smi", "fi_info", "pip", "train")
-WRITTEN = ("/opt/ml", "/tmp")  # noqa: S108 - what stages write into
+WRITABLE_FOLDERS = ("/opt/ml", "/tmp")  # noqa: S108 - what stages write into
 IMPORT_SECONDS = 300
 # In a separate Python: an import that ends the process is a finding too.
 _WALK = """
@@ -46,14 +46,14 @@ print("FAULTS " + json.dumps(faults))
 """
 
 
-def imports(engine: str, more: list[str]) -> dict[str, str]:
+def imports(engine: str, extra_modules: list[str]) -> dict[str, str]:
     """Modules of the stages, of an engine and of `more` that cannot be imported, each with the
     reason.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _WALK, engine, *more],
+        process = subprocess.run(
+            [sys.executable, "-c", _WALK, engine, *extra_modules],
             capture_output=True,
             text=True,
             errors="replace",
@@ -62,28 +62,33 @@ def imports(engine: str, more: list[str]) -> dict[str, str]:
         )
     except subprocess.TimeoutExpired:
         return {"smtrain": f"the imports took more than {IMPORT_SECONDS} s"}
-    for line in done.stdout.splitlines():
+    for line in process.stdout.splitlines():
         if line.startswith("FAULTS "):
-            found: dict[str, str] = json.loads(line.partition(" ")[2])
-            return found
-    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            faults: dict[str, str] = json.loads(line.partition(" ")[2])
+            return faults
+    last = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
     return {"smtrain": f"the imports ended Python: {last}"}
 
 
 def packages() -> dict[str, str]:
     """Installed distributions, by name as an index spells it, with their versions."""
-    installed = ((one.metadata["Name"], one.version) for one in metadata.distributions())
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in installed if name}
+    distributions = (
+        (distribution.metadata["Name"], distribution.version)
+        for distribution in metadata.distributions()
+    )
+    return {
+        re.sub(r"[-_.]+", "-", name).lower(): version for name, version in distributions if name
+    }
 
 
-def look(engine: str | None) -> dict[str, Any]:
+def report_image(engine: str | None) -> dict[str, Any]:
     """The report as plain values."""
-    sys.path[:0] = [str(HERE), str(HERE / "entrypoints")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "entrypoints")]
     import launch
 
     from smtrain.core.protocol.entrypoints import WORDS
 
-    lists = {name: HERE / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
+    lists = {name: ROOT / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
     # A library that travels with the code elsewhere; installed here, its own requirements may be
     # missing.
     names = {
@@ -91,7 +96,7 @@ def look(engine: str | None) -> dict[str, Any]:
         for stage in STAGES
         for line in launch.wanted(lists["wheels"], stage)
     }
-    travelled = [
+    bundled_modules = [
         name.replace("-", "_")
         for name in sorted(names)
         if importlib.util.find_spec(name.replace("-", "_"))
@@ -108,11 +113,11 @@ def look(engine: str | None) -> dict[str, Any]:
             }
             for name, file in lists.items()
         },
-        "faults": imports(engine, travelled) if engine else {},
+        "faults": imports(engine, bundled_modules) if engine else {},
         "programs": {name: shutil.which(name) for name in PROGRAMS},
-        "unwritable": [folder for folder in WRITTEN if not os.access(folder, os.W_OK)],
+        "unwritable": [folder for folder in WRITABLE_FOLDERS if not os.access(folder, os.W_OK)],
     }
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(look(sys.argv[1] if sys.argv[1:] else None)) + "\n")
+    sys.stdout.write(json.dumps(report_image(sys.argv[1] if sys.argv[1:] else None)) + "\n")

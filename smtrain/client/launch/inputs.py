@@ -15,7 +15,7 @@ from smtrain.client.backends.checksums import sha256_of
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
-from smtrain.client.backends.sagemaker.s3 import has_content, listed, send
+from smtrain.client.backends.sagemaker.s3 import has_content, list_prefix, send
 from smtrain.client.config.checks.local_data import local_data_faults
 from smtrain.client.config.checks.weights import gated_faults, shape_faults
 from smtrain.client.jobs.parents import parent_on
@@ -87,10 +87,10 @@ def is_model_file(name: str) -> bool:
 def is_weights_file(name: str) -> bool:
     """Whether a file of model.weights is uploaded: all but the optimizer's own files."""
     *folders, last = PurePosixPath(name).parts
-    hidden = any(part.startswith(".") for part in folders) or (
+    is_hidden = any(part.startswith(".") for part in folders) or (
         last.startswith(".") and last != ".metadata"
     )
-    return not hidden and last != "distrib_optim.pt" and not {"optim", "optimizer"} & {*folders}
+    return not is_hidden and last != "distrib_optim.pt" and not {"optim", "optimizer"} & {*folders}
 
 
 _PARTS = {"model": is_model_file, "weights": is_weights_file}
@@ -118,16 +118,16 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedInputs:
     """A config whose every path is an s3:// URI and whose region, role and output are filled in."""
 
     config: JobConfig
     uploads: tuple[Upload, ...]
-    described: dict[str, Any] | None = None
+    model_config: dict[str, Any] | None = None
     """The model's config.json, if the model is on this machine or an earlier run exported it."""
 
 
-def resolve(config: JobConfig, target: Backend) -> Resolved:
+def resolve(config: JobConfig, target: Backend) -> ResolvedInputs:
     """Fill in what the target decides and name every local input by its content. Uploads nothing.
 
     Raises `ConfigError` for what the target cannot know by itself (the role on AWS).
@@ -143,28 +143,30 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
     def place(path: str | None, kind: str) -> str | None:
         if path is None or path.startswith(("s3://", *HUBS, "fsx://", "efs://")):
             return path
-        if (there := target.in_place(path)) and not path.startswith("demo://"):
-            return there
+        if (uri_in_place := target.in_place(path)) and not path.startswith("demo://"):
+            return uri_in_place
         with spinner(f"reading {path}"):
             upload = _content_addressed(
-                _materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind)
+                _materialise_path(path), f"{base}/inputs/{kind}", _PARTS.get(kind)
             )
         upload = replace(upload, origin=path)
         uploads[upload.uri] = upload
         return upload.uri
 
     parent = parent_on(config.model.path, target) if config.model.path.startswith(RUN) else None
-    model_path = parent.uri if parent else _materialised(config.model.path)
-    described = parent.described if parent else None
+    model_path = parent.uri if parent else _materialise_path(config.model.path)
+    model_config = parent.model_config if parent else None
     if isinstance(model_path, Path):
-        described = read_object(model_path / "config.json")
-    faults = [] if described is None else [text for _, text in shape_faults(config, described)]
+        model_config = read_object(model_path / "config.json")
+    faults = (
+        [] if model_config is None else [text for _, text in shape_faults(config, model_config)]
+    )
     if faults := [
         *faults,
-        *(text for _, text in (*gated_faults(config), *local_data_faults(config, described))),
+        *(text for _, text in (*gated_faults(config), *local_data_faults(config, model_config))),
     ]:
         raise ConfigError(faults, code="config.combination")
-    resolved = config.model_copy(
+    resolved_config = config.model_copy(
         update={
             "model": config.model.model_copy(
                 update={
@@ -180,8 +182,8 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
                         source.model_copy(update={"path": place(source.path, "text")})
                         for source in config.data.sources
                     ),
-                    "decontaminate": _placed(config.data.decontaminate, "path", place),
-                    "language": _placed(config.data.language, "model", place),
+                    "decontaminate": _place_path(config.data.decontaminate, "path", place),
+                    "language": _place_path(config.data.language, "model", place),
                 }
             ),
             "train": _placed_train(config, target, place),
@@ -195,10 +197,10 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
             "output": config.output.model_copy(update={"s3_uri": base}),
         }
     )
-    return Resolved(resolved, tuple(uploads.values()), described)
+    return ResolvedInputs(resolved_config, tuple(uploads.values()), model_config)
 
 
-def _placed(section: Any, key: str, place: Callable[[str | None, str], str | None]) -> Any:
+def _place_path(section: Any, key: str, place: Callable[[str | None, str], str | None]) -> Any:
     """An optional section with the text in `key`, if it names one, under a URI."""
     path = section and getattr(section, key)
     return section.model_copy(update={key: place(path, "text")}) if path else section
@@ -209,8 +211,8 @@ def _placed_train(
 ) -> Train:
     """The section `train` with the held-out text and the reference of dpo under URIs."""
     train = config.train
-    if (placed := _placed(train.validation, "path", place)) is not train.validation:
-        train = train.model_copy(update={"validation": placed})
+    if (validation := _place_path(train.validation, "path", place)) is not train.validation:
+        train = train.model_copy(update={"validation": validation})
     if train.dpo is not None and train.dpo.folder is not None:
         path = train.dpo.folder
         if path.startswith(RUN):
@@ -224,19 +226,19 @@ def _refuse_unmounted(config: JobConfig, target: Backend) -> None:
     """A file system is reached from within its VPC, which the defaults file may name."""
     uris = [config.data.prepared, *(path for _, _, path in other_inputs(config))]
     uris += [source.path for source in config.data.all_sources]
-    mounted = next((uri for uri in uris if is_mounted(uri)), None)
-    if mounted and not target.record.rented:
+    mount_uri = next((uri for uri in uris if is_mounted(uri)), None)
+    if mount_uri and not target.record.rented:
         raise ConfigError(
             [
-                f"data: {mounted} is a file system of AWS, which no local run can mount; give a"
+                f"data: {mount_uri} is a file system of AWS, which no local run can mount; give a"
                 " folder or an s3:// URI"
             ],
             code="config.combination",
         )
-    if mounted and not config.network.subnets:
+    if mount_uri and not config.network.subnets:
         raise ConfigError(
             [
-                f"network.subnets: {mounted} can only be reached from within its VPC; set "
+                f"network.subnets: {mount_uri} can only be reached from within its VPC; set "
                 "network.subnets and network.security_group_ids"
             ],
             code="config.combination",
@@ -288,29 +290,29 @@ def described_uploads(uploads: Sequence[Upload]) -> list[str]:
 
 def _upload(target: SageMakerBackend, upload: Upload, say: Say) -> None:
     bucket, prefix = split_uri(upload.uri)
-    missing = list(upload.files)
-    if sum(size_of(body) for _, body in missing) > SMALL:
-        there = {item["Key"]: item for item in listed(target, upload.uri)}
-        missing = [
+    missing_files = list(upload.files)
+    if sum(size_of(body) for _, body in missing_files) > SMALL:
+        remote_objects = {item["Key"]: item for item in list_prefix(target, upload.uri)}
+        missing_files = [
             (name, body)
-            for name, body in missing
-            if (item := there.get(prefix + name)) is None
+            for name, body in missing_files
+            if (item := remote_objects.get(prefix + name)) is None
             or not has_content(target, bucket, item, body)
         ]
-        if missing:
+        if missing_files:
             say(
-                f"uploading {spell_bytes(sum(size_of(body) for _, body in missing))} to"
+                f"uploading {spell_bytes(sum(size_of(body) for _, body in missing_files))} to"
                 f" {upload.uri}"
             )
-    if missing and upload.left_out:
+    if missing_files and upload.left_out:
         say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
     hashes = dict(zip((name for name, _ in upload.files), upload.sha256, strict=False))
-    for name, body in missing:
-        if kept := send(target, bucket, prefix + name, body, hashes.get(name)):
-            say(f"{name}: {spell_bytes(kept)} of it were there already")
+    for name, body in missing_files:
+        if reused_bytes := send(target, bucket, prefix + name, body, hashes.get(name)):
+            say(f"{name}: {spell_bytes(reused_bytes)} of it were there already")
 
 
-def _materialised(path: str) -> Path | str:
+def _materialise_path(path: str) -> Path | str:
     if path.startswith("demo://"):
         from smtrain.core.demo import materialise
 
@@ -330,9 +332,11 @@ def _content_addressed(
     if path.is_file():
         files = [(path.name, path)]
     elif not path.exists():
-        matched = [file for file in matches(path) if file.is_file()]
-        root = Path(os.path.commonpath([p.parent for p in matched])) if matched else path
-        files = [(p.relative_to(root).as_posix(), p) for p in matched]
+        matching_files = [file for file in matches(path) if file.is_file()]
+        root = (
+            Path(os.path.commonpath([p.parent for p in matching_files])) if matching_files else path
+        )
+        files = [(p.relative_to(root).as_posix(), p) for p in matching_files]
     else:
         files = sorted(
             (p.relative_to(path).as_posix(), p)
@@ -340,17 +344,19 @@ def _content_addressed(
             if not any(part.startswith(".") for part in p.relative_to(path).parts)
             or (part is not None and part(p.relative_to(path).as_posix()))
         )
-    left_out = tuple(named[0] for named in files if part is not None and not part(named[0]))
-    files = [named for named in files if named[0] not in left_out]
+    left_out = tuple(
+        file_entry[0] for file_entry in files if part is not None and not part(file_entry[0])
+    )
+    files = [file_entry for file_entry in files if file_entry[0] not in left_out]
     if not files:
         raise ConfigError(
             [f"{path}: holds no files; give a folder that has some"], code="config.wrong_value"
         )
     hashes = tuple(sha256_of(file) for _, file in files)
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for (name, _), digest in zip(files, hashes, strict=True):
-        whole.update(f"{name}\0{digest}\n".encode())
-    return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files), hashes, left_out)
+        hasher.update(f"{name}\0{digest}\n".encode())
+    return Upload(f"{base}/{hasher.hexdigest()[:16]}/", tuple(files), hashes, left_out)
 
 
 def _make_bucket(target: SageMakerBackend, bucket: str) -> None:

@@ -30,7 +30,7 @@ def listings_of(place: Backend, config: JobConfig, inputs: Mapping[str, str]) ->
     if place.record.chains:  # its jobs list them
         return {}
     store = object_store(place.name)
-    named = {
+    config_uris = {
         uri.rstrip("/")
         for _, uri in texts_in(config.model_dump(mode="json"))
         if uri.startswith(store)
@@ -38,7 +38,7 @@ def listings_of(place: Backend, config: JobConfig, inputs: Mapping[str, str]) ->
     return {
         uri: digest
         for uri in sorted({*inputs.values()})
-        if uri.rstrip("/") in named and (digest := _digest(place, uri))
+        if uri.rstrip("/") in config_uris and (digest := _digest(place, uri))
     }
 
 
@@ -62,21 +62,22 @@ def changed_input(
     if not listings:
         return None
     try:
-        before = parse_json(place.read(f"{config_uri}{listings_name(job)}"))
+        recorded_digests = parse_json(place.read(f"{config_uri}{listings_name(job)}"))
     except (JobError, ValueError):  # of an earlier release
         return None
-    if not isinstance(before, dict):
+    if not isinstance(recorded_digests, dict):
         return None
     return next(
-        (uri for uri, digest in listings.items() if before.get(uri, digest) != digest), None
+        (uri for uri, digest in listings.items() if recorded_digests.get(uri, digest) != digest),
+        None,
     )
 
 
 def _digest(place: Backend, uri: str) -> str | None:
     try:
-        listed = [
+        rows = [
             [item["Key"], item["Size"], str(item["ETag"]).strip('"')] for item in place.listing(uri)
         ]
     except JobError:
         return None
-    return hashlib.sha256(json.dumps(sorted(listed)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()

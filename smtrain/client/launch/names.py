@@ -21,27 +21,27 @@ _MARK = 8  # characters of a digest, which ends a name
 
 def tuning_name(run: str, mark: str) -> str:
     """A tuning job of a run; `mark` tells its trials from those of another tuning."""
-    return f"{_front(run, _TUNING)}-{mark[:_MARK]}"
+    return f"{_run_prefix(run, _TUNING)}-{mark[:_MARK]}"
 
 
 def tunings(run: str) -> str:
     """Pattern of the names of all tuning jobs of a run and of their trials."""
-    return f"{_front(run, _TUNING)}-*"
+    return f"{_run_prefix(run, _TUNING)}-*"
 
 
-def checked(kind: str, given: str, key: str = "") -> str:
+def require_name(kind: str, name: str, key: str = "") -> str:
     """The name of an endpoint, group or pipeline.
 
     Raises `ConfigError`, of `key`, for what cannot be one.
     """
-    what, longest = _KINDS[kind]
-    if not _NAME.fullmatch(given) or len(given) > longest:
+    noun, longest = _KINDS[kind]
+    if not _NAME.fullmatch(name) or len(name) > longest:
         sentence = (
-            f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most"
+            f"{name!r} cannot be the name of {noun}; use letters, digits and hyphens, at most"
             f" {longest}"
         )
         raise ConfigError([f"{key or kind}: {sentence}"], code="config.wrong_value")
-    return given
+    return name
 
 
 def part_name(endpoint: str, mark: str) -> str:
@@ -61,5 +61,5 @@ def schedule_name(endpoint: str) -> str:
     return f"delete-{endpoint}"[:64]
 
 
-def _front(run: str, longest: int) -> str:
+def _run_prefix(run: str, longest: int) -> str:
     return run[: longest - _MARK - 1].rstrip("-")

@@ -51,7 +51,7 @@ class RunEvent:
     """Seconds since 1970."""
 
 
-def ready(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+def require_notifiable(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     """Make sure before anything starts that the end can be notified.
 
     Raises `ConfigError` or `JobError` for a notification that would reach no one.
@@ -59,7 +59,7 @@ def ready(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     if chain.config.notify.webhook_env:
         _url(chain.config.notify.webhook_env)
     if chain.config.notify.sns and not chain.target.record.queues:
-        arrange(chain.config, sagemaker(chain.target), stages, say)
+        put_event_rule(chain.config, sagemaker(chain.target), stages, say)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def told_of(chain: Chain, stage: Stage, job: Job, say: Say) -> Iterator[None]:
         raise
 
 
-def finished(chain: Chain, stage: Stage, job: Job, say: Say) -> None:
+def notify_finished(chain: Chain, stage: Stage, job: Job, say: Say) -> None:
     """Notify that a run, or a single stage, has ended well."""
     if job.known_done:
         tell(chain.config, event_of(chain.config.name, stage, job, None), say)
@@ -82,29 +82,29 @@ def event_of(run: str, stage: Stage, job: Job, error: Exception | None) -> RunEv
     """The outcome of a run: `error` is the exception that following its job raised; None if the run
     has finished.
     """
-    what: Occasion = "finished"
+    occasion: Occasion = "finished"
     if error is not None:
-        what = "stopped" if job.status == "Stopped" else "failed"
+        occasion = "stopped" if job.status == "Stopped" else "failed"
     reason = clean(first_line(error)) if error else ""
     sentences = {"finished": f"run {run} has finished", "failed": f"{job.name} failed: {reason}"}
     return RunEvent(
         run,
-        what,
+        occasion,
         stage,
         job.name,
         reason,
-        sentences.get(what, f"{job.name} was stopped"),
+        sentences.get(occasion, f"{job.name} was stopped"),
         time.time(),
     )
 
 
 def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
     """Start the command and post to the webhook that the config names."""
-    asked = config.notify
-    if event.what not in asked.on:
+    settings = config.notify
+    if event.what not in settings.on:
         return
     body = json.dumps(asdict(event)).encode()
-    if asked.command:
+    if settings.command:
         environment = {
             **os.environ,
             "SMTRAIN_RUN": event.run,
@@ -112,15 +112,15 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
             "SMTRAIN_JOB": event.job,
         }
         try:
-            done = subprocess.run(
-                asked.command, input=body, env=environment, timeout=PATIENCE, check=False
+            process = subprocess.run(
+                settings.command, input=body, env=environment, timeout=PATIENCE, check=False
             )
-            if done.returncode:
-                say(f"notify.command: {asked.command[0]} ended with status {done.returncode}")
+            if process.returncode:
+                say(f"notify.command: {settings.command[0]} ended with status {process.returncode}")
         except (OSError, subprocess.TimeoutExpired) as error:
-            say(f"notify.command: {asked.command[0]} failed ({first_line(error)})")
-    if asked.webhook_env:
-        _post(asked.webhook_env, body, say)
+            say(f"notify.command: {settings.command[0]} failed ({first_line(error)})")
+    if settings.webhook_env:
+        _post(settings.webhook_env, body, say)
 
 
 def _post(variable: str, body: bytes, say: Say) -> None:
@@ -194,7 +194,9 @@ def _is_http_url(text: str) -> bool:
     return printable and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
-def arrange(config: JobConfig, place: SageMakerBackend, stages: Sequence[Stage], say: Say) -> None:
+def put_event_rule(
+    config: JobConfig, place: SageMakerBackend, stages: Sequence[Stage], say: Say
+) -> None:
     """Make the EventBridge rule that notifies the topic on AWS.
 
     Raises `JobError` if it cannot be made.
@@ -215,13 +217,13 @@ def arrange(config: JobConfig, place: SageMakerBackend, stages: Sequence[Stage],
                 f"notify.sns: EventBridge does not accept {config.notify.sns} as a target"
             )
     except (ClientError, BotoCoreError) as error:
-        why = why_refused(
+        refusal = why_refused(
             error, "allow yourself events:PutRule, events:PutTargets and events:TagResource"
         )
         raise JobError(
-            f"notify.sns: the rule {rule_name(config)} could not be made: {why}, or take the"
+            f"notify.sns: the rule {rule_name(config)} could not be made: {refusal}, or take the"
             " key out",
-            code=why.code,
+            code=refusal.code,
         ) from None
 
 
@@ -234,17 +236,20 @@ def put_rule(config: JobConfig, stages: Sequence[Stage]) -> dict[str, Any]:
     """EventBridge's PutRule: the last stage's end, and failures and stops of any; a pure
     function.
     """
-    wanted = config.notify.on
-    bad = [_STATUS[what] for what in wanted if what != "finished"]
+    occasions = config.notify.on
+    bad = [_STATUS[occasion] for occasion in occasions if occasion != "finished"]
     ways: list[dict[str, Any]] = []
-    if "finished" in wanted:
+    if "finished" in occasions:
         ways.append(
-            {"TrainingJobName": [_named(config, stages[-1])], "TrainingJobStatus": ["Completed"]}
+            {
+                "TrainingJobName": [_name_prefix(config, stages[-1])],
+                "TrainingJobStatus": ["Completed"],
+            }
         )
     if bad:
         ways.append(
             {
-                "TrainingJobName": [_named(config, stage) for stage in stages],
+                "TrainingJobName": [_name_prefix(config, stage) for stage in stages],
                 "TrainingJobStatus": bad,
             }
         )
@@ -267,5 +272,5 @@ def put_targets(config: JobConfig) -> dict[str, Any]:
     return {"Rule": rule_name(config), "Targets": [{"Id": "topic", "Arn": config.notify.sns}]}
 
 
-def _named(config: JobConfig, stage: Stage) -> dict[str, str]:
+def _name_prefix(config: JobConfig, stage: Stage) -> dict[str, str]:
     return {"prefix": f"{config.name}-{stage}-"}

@@ -21,10 +21,10 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.launch import pools
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.ownership import claim
-from smtrain.client.launch.pools import waiting
+from smtrain.client.launch.pools import capacity_backoff
 from smtrain.client.launch.siblings import refuse_siblings
 from smtrain.client.launch.stages import Chain, StagePlan
-from smtrain.client.launch.wheels import travelling
+from smtrain.client.launch.wheels import wheel_uploads
 from smtrain.client.sdk.session import answer_was_lost
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
@@ -47,39 +47,42 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     if capacity is waited for, once the job has machines. Raises `JobError` if that fails. Ctrl-C
     names the job that it leaves.
     """
-    if plan.running and not again:
-        say(f"{plan.running.name} is running already; joining it{plan.stale_note(plan.running)}")
-        return plan.running
-    if other := plan.writer:
+    if plan.running_job and not again:
+        say(
+            f"{plan.running_job.name} is running already; joining it{plan.stale_note(plan.running_job)}"
+        )
+        return plan.running_job
+    if writer := plan.writer:
         raise JobError(
-            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop"
-            f" it with `smtrain stop {other.name}`, or give this run another name"
+            f"{writer.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop"
+            f" it with `smtrain stop {writer.name}`, or give this run another name"
         )
     refuse_siblings(chain.config, plan.request, sagemaker(chain.target))
     if plan.stage == "train" and chain.config.compute.keep_alive:
-        pools.before(
+        pools.announce_reuse(
             sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait
         )
     compute = chain.config.compute
     ways = [(chain, plan), *_fallbacks(chain, plan)]
-    watched = bool(compute.capacity_wait or len(ways) > 1)
-    uploaded: set[int] = set()
+    waits_for_machines = bool(compute.capacity_wait or len(ways) > 1)
+    uploaded_numbers: set[int] = set()
     patience: Backoff | None = None
     while True:
-        for number, (way, planned) in enumerate(ways):
-            if number not in uploaded:
-                upload(way, planned, say)
-                uploaded.add(number)
-            patience = patience or waiting(compute.capacity_wait, chain.target.pace)
-            job = _Attempt(way, planned, say, again).create()
-            if not watched or _has_machines(job, say):
+        for number, (way, way_plan) in enumerate(ways):
+            if number not in uploaded_numbers:
+                upload(way, way_plan, say)
+                uploaded_numbers.add(number)
+            patience = patience or capacity_backoff(compute.capacity_wait, chain.target.pace)
+            job = _Attempt(way, way_plan, say, again).create()
+            if not waits_for_machines or _has_machines(job, say):
                 return job
-            (kind, _), *_ = groups_of(planned.request)
+            (kind, _), *_ = groups_of(way_plan.request)
             say(f"{job.name}: AWS has no {kind} now")
-            taken = replace(
-                planned, request={**planned.request, "TrainingJobName": _after(planned, job.name)}
+            next_plan = replace(
+                way_plan,
+                request={**way_plan.request, "TrainingJobName": _next_name(way_plan, job.name)},
             )
-            ways[number] = (way, taken)
+            ways[number] = (way, next_plan)
         assert patience is not None
         pause = patience.pause()
         if pause is None:
@@ -90,16 +93,22 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
                 " compute.fallback_instance_types",
                 code="aws.capacity",
             )
-        say(f"next try in {spell(pause)}, for {spell(patience.left)} more (compute.capacity_wait)")
+        say(
+            f"next try in {spell(pause)}, for {spell(patience.remaining_s)} more (compute.capacity_wait)"
+        )
         _sleep(pause, say)
 
 
-def standing(chain: Chain, plan: StagePlan) -> StagePlan:
+def running_fallback(chain: Chain, plan: StagePlan) -> StagePlan:
     """The plan, or that of a fallback type whose job runs or has done the stage already."""
-    if plan.done or plan.running:
+    if plan.completed_job or plan.running_job:
         return plan
-    known = (other for _, other in _fallbacks(chain, plan) if other.done or other.running)
-    return next(known, plan)
+    fallback_plans = (
+        fallback_plan
+        for _, fallback_plan in _fallbacks(chain, plan)
+        if fallback_plan.completed_job or fallback_plan.running_job
+    )
+    return next(fallback_plans, plan)
 
 
 def _fallbacks(chain: Chain, plan: StagePlan) -> list[tuple[Chain, StagePlan]]:
@@ -108,11 +117,11 @@ def _fallbacks(chain: Chain, plan: StagePlan) -> list[tuple[Chain, StagePlan]]:
         return []
     from smtrain.client.planner.fallback import variants
 
-    chains = [Chain(other, chain.target, look=chain.look) for other in variants(chain.config)]
-    return [(other, other.plan(plan.stage)) for other in chains]
+    chains = [Chain(fallback, chain.target, look=chain.look) for fallback in variants(chain.config)]
+    return [(fallback, fallback.plan(plan.stage)) for fallback in chains]
 
 
-def _after(plan: StagePlan, name: str) -> str:
+def _next_name(plan: StagePlan, name: str) -> str:
     """The name of the attempt after the one of this name."""
     number = name.removeprefix(plan.base_name).removeprefix("-")
     return f"{plan.base_name}-{int(number or 1) + 1}"
@@ -124,7 +133,7 @@ class _Attempt:
     def __init__(self, chain: Chain, plan: StagePlan, say: Say, again: bool) -> None:
         self.chain, self.plan, self.say, self.again = chain, plan, say, again
         self.target, self.request = sagemaker(chain.target), plan.request
-        self.patience = waiting(chain.config.compute.quota_wait, chain.target.pace)
+        self.patience = capacity_backoff(chain.config.compute.quota_wait, chain.target.pace)
         self.fence: Fence | None = None
 
     def create(self) -> Job:
@@ -149,17 +158,17 @@ class _Attempt:
                 code = error.response.get("Error", {}).get("Code")
                 answer = error.response.get("ResponseMetadata", {})
                 if code == "ResourceInUse":
-                    if job := self._taken(name, error):
+                    if job := self._join_or_rename(name, error):
                         return job
                 elif code == "ResourceLimitExceeded":
                     self._await_quota(Refusal(self.target, error.response["Error"]["Message"]))
                 elif answer.get("HTTPStatusCode", 400) >= 500:
-                    return self._made(name, error)
+                    return self._find_created(name, error)
                 else:
                     self._let_go()
                     raise JobError(f"{name} was refused: {error}", code="aws.refused") from None
             except BotoCoreError as error:
-                return self._made(name, error)
+                return self._find_created(name, error)
             else:
                 return self._job(name)
 
@@ -175,21 +184,21 @@ class _Attempt:
         job.known_status = "InProgress"
         return job
 
-    def _taken(self, name: str, error: ClientError) -> Job | None:
+    def _join_or_rename(self, name: str, error: ClientError) -> Job | None:
         """The job to join if a name is in use; None if the next name is to be tried."""
         job = Job(name, self.target)
         if answer_was_lost(error, job.describe()):
             return job
         if not self.again and job.known_status not in ("Failed", "Stopped"):
-            what = (
+            note = (
                 "has done this already" if job.known_done else "was started meanwhile; joining it"
             )
-            self.say(f"{name} {what}")
+            self.say(f"{name} {note}")
             return job
-        self.request = {**self.request, "TrainingJobName": _after(self.plan, name)}
+        self.request = {**self.request, "TrainingJobName": _next_name(self.plan, name)}
         return None
 
-    def _made(self, name: str, error: Exception) -> Job:
+    def _find_created(self, name: str, error: Exception) -> Job:
         """The job that a call without a proper answer created; raises `JobError` if it created
         none.
         """
@@ -211,11 +220,11 @@ class _Attempt:
         pause = self.patience.pause()
         if pause is None:
             self._let_go()
-            waited = self.chain.config.compute.quota_wait
-            after = f" after {spell(waited)} of waiting" if waited else ""
-            raise JobError(f"{name} was refused{after}: {refusal.sentence()}", code="aws.quota")
+            waited_s = self.chain.config.compute.quota_wait
+            suffix = f" after {spell(waited_s)} of waiting" if waited_s else ""
+            raise JobError(f"{name} was refused{suffix}: {refusal.sentence()}", code="aws.quota")
         self.say(
-            f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.left)} more"
+            f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.remaining_s)} more"
             " (quota_wait)"
         )
         _sleep(pause, self.say)
@@ -223,11 +232,11 @@ class _Attempt:
 
 def _has_machines(job: Job, say: Say) -> bool:
     """Wait until a job has machines; False if it gets none."""
-    began = said = time.monotonic()
-    every = 30 * job.target.pace.look
+    began = said_at = time.monotonic()
+    interval_s = 30 * job.target.pace.look
     try:
         while True:
-            description = job.look()
+            description = job.describe_patiently()
             if job.known_status in FINAL_STATUSES:
                 return not str(description.get("FailureReason", "")).startswith("CapacityError")
             if description["SecondaryStatus"] not in (
@@ -236,18 +245,18 @@ def _has_machines(job: Job, say: Say) -> bool:
                 "LaunchingMLInstances",
             ):
                 return True
-            if time.monotonic() - said >= every:
-                said = time.monotonic()
+            if time.monotonic() - said_at >= interval_s:
+                said_at = time.monotonic()
                 say(
-                    f"{job.name}: {description['SecondaryStatus']} for {spell(said - began)},"
+                    f"{job.name}: {description['SecondaryStatus']} for {spell(said_at - began)},"
                     " waiting for machines"
                 )
             time.sleep(job.target.pace.look)
     except KeyboardInterrupt:
-        where = f"{job.name} --target {job.target.name}"
+        job_arguments = f"{job.name} --target {job.target.name}"
         say(
-            f"left {job.name}, which waits for machines; follow it with `smtrain logs {where}"
-            f" --follow`, stop it with `smtrain stop {where}`"
+            f"left {job.name}, which waits for machines; follow it with `smtrain logs {job_arguments}"
+            f" --follow`, stop it with `smtrain stop {job_arguments}`"
         )
         raise
 
@@ -269,7 +278,7 @@ def create(target: SageMakerBackend, request: dict[str, Any], config: JobConfig)
     """
     from smtrain.client import sdk  # either SageMaker SDK takes a second to import
 
-    if generation := sdk.chosen(target, config):
+    if generation := sdk.sdk_for(target, config):
         sdk.submit(generation, target, request)
     else:
         target.sagemaker.create_training_job(**request)
@@ -281,9 +290,9 @@ def upload(chain: Chain, plan: StagePlan, say: Say) -> None:
     """
     if chain.target.record.queues:
         place = queue(chain.target)
-        for one in plan.uploads:
-            place.put(one.uri, one.files, say)
+        for item in plan.uploads:
+            place.put(item.uri, item.files, say)
         return
     target = sagemaker(chain.target)
     upload_all(target, list(plan.uploads), say)
-    upload_all(target, travelling(plan.request, target, say), say)
+    upload_all(target, wheel_uploads(plan.request, target, say), say)

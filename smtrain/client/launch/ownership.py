@@ -41,7 +41,7 @@ def claim(target: SageMakerBackend, config: JobConfig, request: dict[str, Any]) 
     return fence
 
 
-def look(target: SageMakerBackend, config: JobConfig, job: str) -> None:
+def require_owner(target: SageMakerBackend, config: JobConfig, job: str) -> None:
     """Raise `OwnerError` if another job than this one has the run's checkpoints; ClientError as
     S3.
     """

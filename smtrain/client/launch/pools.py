@@ -29,7 +29,7 @@ class Pool:
     instance_count: int
     kept_s: float
     """Seconds it has been kept so far; billed like training."""
-    until: datetime
+    expires_at: datetime
     """The pool's end unless a job reuses it: the job's end plus its KeepAlivePeriodInSeconds."""
     dollars_per_hour: float | None
     """For all its instances at the on-demand price; None if no price is known."""
@@ -54,19 +54,19 @@ def available(target: SageMakerBackend) -> list[Pool]:
             continue
         kind, count = resources["InstanceType"], int(resources["InstanceCount"])
         price = prices.find(kind, "on_demand", target.region_name())
-        ended = description.get("TrainingEndTime") or description["LastModifiedTime"]
+        end_time = description.get("TrainingEndTime") or description["LastModifiedTime"]
         pools.append(
             Pool(
                 description["TrainingJobName"],
                 kind,
                 count,
                 status.get("ResourceRetainedBillableTimeInSeconds", 0),
-                ended + timedelta(seconds=resources.get("KeepAlivePeriodInSeconds", 0)),
+                end_time + timedelta(seconds=resources.get("KeepAlivePeriodInSeconds", 0)),
                 price.dollars_per_hour * count if price else None,
                 description,
             )
         )
-    return sorted(pools, key=lambda pool: pool.until, reverse=True)
+    return sorted(pools, key=lambda pool: pool.expires_at, reverse=True)
 
 
 def release(target: SageMakerBackend, job: str) -> None:
@@ -92,7 +92,7 @@ def release(target: SageMakerBackend, job: str) -> None:
         ) from None
 
 
-def before(
+def announce_reuse(
     target: SageMakerBackend, request: Mapping[str, Any], say: Say, *, wait: float = 0
 ) -> None:
     """Say which warm pool a request will get, or the first field that keeps it from the nearest
@@ -120,9 +120,11 @@ def before(
         ]
         if not users or time.monotonic() >= deadline:
             break
-        left = deadline - time.monotonic()
-        say(f"waiting for the warm pool of {users[0]}, which still runs, for {spell(left)} more")
-        poll(partial(_is_free, target, users[0]), target.pace.look, left)
+        remaining_s = deadline - time.monotonic()
+        say(
+            f"waiting for the warm pool of {users[0]}, which still runs, for {spell(remaining_s)} more"
+        )
+        poll(partial(_is_free, target, users[0]), target.pace.look, remaining_s)
     if users:
         say(
             f"will not wait for {users[0]}, whose warm pool would match once it ends; set"
@@ -155,6 +157,8 @@ def _with_status(target: SageMakerBackend, status: str) -> Iterator[dict[str, An
                 yield description
 
 
-def waiting(seconds: float, pace: Pace, clock: Callable[[], float] = time.monotonic) -> Backoff:
+def capacity_backoff(
+    seconds: float, pace: Pace, clock: Callable[[], float] = time.monotonic
+) -> Backoff:
     """Pauses between attempts to get machines, from now on and for so many seconds."""
     return Backoff(seconds, *pace.pauses, clock)

@@ -26,42 +26,44 @@ def submit_chain(
 ) -> dict[Stage, Job]:
     """A job for every stage: done before, running, or submitted now after the one before it."""
     jobs: dict[Stage, Job] = {}
-    after: str | None = None
+    predecessor: str | None = None
     for number, stage in enumerate(stages, 1):
         plan = chain.plan(stage)
         heading = f"[{number}/{len(stages)}] {stage}"
-        if plan.done and not again:
-            say(f"{heading}: done before by {plan.done.name}{plan.stale_note(plan.done)}")
-            jobs[stage] = plan.done
+        if plan.completed_job and not again:
+            say(
+                f"{heading}: done before by {plan.completed_job.name}{plan.stale_note(plan.completed_job)}"
+            )
+            jobs[stage] = plan.completed_job
             continue
-        jobs[stage], after = submit(chain, plan, say, again=again, after=after)
+        jobs[stage], predecessor = submit(chain, plan, say, again=again, predecessor=predecessor)
         chain.promised[stage] = jobs[stage].name
         say(
             f"{heading}: {jobs[stage].name}"
-            + (f" ({chain.target.record.service} job {after})" if after else "")
+            + (f" ({chain.target.record.service} job {predecessor})" if predecessor else "")
         )
     return jobs
 
 
 def submit(
-    chain: Chain, plan: StagePlan, say: Say, *, again: bool = False, after: str | None = None
+    chain: Chain, plan: StagePlan, say: Say, *, again: bool = False, predecessor: str | None = None
 ) -> tuple[Job, str | None]:
     """The job that does a plan's work, and its ID in the queue: an existing one, or a new one,
     whose inputs are copied first. Raises `JobError` if the queue refuses it.
     """
     place = queue(chain.target)
-    if plan.running and not again:
-        return plan.running, place.queued_id(plan.running.name)
-    if other := plan.writer:
+    if plan.running_job and not again:
+        return plan.running_job, place.queued_id(plan.running_job.name)
+    if writer := plan.writer:
         raise JobError(
-            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop"
-            f" it with `smtrain stop {other.name}`, or give this run another name"
+            f"{writer.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop"
+            f" it with `smtrain stop {writer.name}`, or give this run another name"
         )
     if plan.stage == "train" and "compile" not in chain.promised:
-        graphs.announce(place, chain.config, plan.request, say)
+        graphs.announce_compiling(place, chain.config, plan.request, say)
     upload(chain, plan, say)
     name = plan.request["TrainingJobName"]
-    id_ = place.submit(plan.request, [after] if after else [], say)
+    id_ = place.submit(plan.request, [predecessor] if predecessor else [], say)
     if id_ is None:
         say(f"{name} was started meanwhile; joining it")
         id_ = place.queued_id(name)

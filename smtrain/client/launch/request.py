@@ -42,7 +42,7 @@ def create_training_job(
     inputs: Mapping[str, str],
     code_uri: str,
     config_uri: str,
-    described: Mapping[str, Any] | None = None,
+    model_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The request of one stage.
 
@@ -52,7 +52,7 @@ def create_training_job(
     """
     compute, job_stage = config.compute, stage_named(stage)
     image = image_of(config)
-    instance_type = machine_for(config, stage, described)
+    instance_type = machine_for(config, stage, model_config)
     if is_own(config) and job_stage.accelerated:  # the API takes names of AWS only
         instance_type = type(compute).model_fields["instance_type"].default
     request: dict[str, Any] = {
@@ -65,7 +65,7 @@ def create_training_job(
             "ContainerArguments": [_START.format(stage=stage)],
             "MetricDefinitions": [
                 {"Name": f"{stage}:{name}", "Regex": rf"\b{re.escape(name)}={_NUMBER}"}
-                for name in job_stage.metrics(config, described)
+                for name in job_stage.metrics(config, model_config)
             ],
         },
         "HyperParameters": {
@@ -80,10 +80,10 @@ def create_training_job(
         "ResourceConfig": {
             "InstanceType": instance_type,
             "InstanceCount": job_stage.machines(config),
-            "VolumeSizeInGB": volume_for(config, stage, described),
+            "VolumeSizeInGB": volume_for(config, stage, model_config),
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": compute.max_run},
-        "Environment": environment(config, stage, image, described),
+        "Environment": environment(config, stage, image, model_config),
         "Tags": [
             {"Key": key, "Value": value}
             for key, value in {
@@ -154,10 +154,10 @@ def local_hosts(config: JobConfig) -> LocalHosts:
 
 
 def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:
-    if mounted := data_source(uri):
+    if file_system := data_source(uri):
         return {
             "ChannelName": name,
-            "DataSource": {"FileSystemDataSource": mounted},
+            "DataSource": {"FileSystemDataSource": file_system},
             "InputMode": "File",
         }
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}

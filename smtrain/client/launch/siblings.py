@@ -28,15 +28,15 @@ def sibling_of(list_page: Callable[..., dict[str, Any]], uri: str) -> tuple[str,
     if not key or key.endswith("/"):
         return None
     page = list_page(Bucket=bucket, Prefix=key, Delimiter="/")
-    names = {one["Key"] for one in page.get("Contents", [])} | {
-        one["Prefix"] for one in page.get("CommonPrefixes", [])
+    names = {item["Key"] for item in page.get("Contents", [])} | {
+        item["Prefix"] for item in page.get("CommonPrefixes", [])
     }
-    named = f"{key}/" if f"{key}/" in names else key
-    others = sorted(names - {named})
-    if named not in names or not others:
+    config_key = f"{key}/" if f"{key}/" in names else key
+    sibling_keys = sorted(names - {config_key})
+    if config_key not in names or not sibling_keys:
         return None
-    remedy = f"write {uri}/" if named != key else "put it under a prefix without other data"
-    return f"s3://{bucket}/{others[0]}", remedy
+    remedy = f"write {uri}/" if config_key != key else "put it under a prefix without other data"
+    return f"s3://{bucket}/{sibling_keys[0]}", remedy
 
 
 def refuse_siblings(config: JobConfig, request: dict[str, Any], target: SageMakerBackend) -> None:
@@ -47,13 +47,13 @@ def refuse_siblings(config: JobConfig, request: dict[str, Any], target: SageMake
     sources = (channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"])
     for uri in (source["S3Uri"] for source in sources if source):
         try:
-            found = None if uri.endswith("/") else sibling_of(target.s3.list_objects_v2, uri)
+            finding = None if uri.endswith("/") else sibling_of(target.s3.list_objects_v2, uri)
         except Exception as error:
             if not is_unanswered(error):
                 raise
             continue  # the job's role may list what this user may not
-        if found:
-            sibling, remedy = found
+        if finding:
+            sibling, remedy = finding
             raise ConfigError(
                 [
                     f"{keys.get(uri, 'input')}: SageMaker reads all keys that begin like {uri},"

@@ -17,8 +17,8 @@ from smtrain.client.launch import graphs
 from smtrain.client.launch.bundle import build_bundle
 from smtrain.client.launch.digests import UPLOADS, upload_digests
 from smtrain.client.launch.environment import environment
-from smtrain.client.launch.image_pattern import resolved as with_whole_image
-from smtrain.client.launch.inputs import Resolved, Upload, resolve
+from smtrain.client.launch.image_pattern import resolve_image as with_whole_image
+from smtrain.client.launch.inputs import ResolvedInputs, Upload, resolve
 from smtrain.client.launch.listings import changed_input, listings_of, record
 from smtrain.client.launch.request import create_training_job, image_of
 from smtrain.client.planner.settle import for_machines
@@ -51,11 +51,11 @@ class StagePlan:
     """Digests of the user's own prefixes that the stage reads."""
 
     @property
-    def done(self) -> Job | None:
+    def completed_job(self) -> Job | None:
         return next((job for job in self.earlier if job.known_done), None)
 
     @property
-    def running(self) -> Job | None:
+    def running_job(self) -> Job | None:
         return next((job for job in self.earlier if job.known_running), None)
 
     def stale_note(self, job: Job) -> str:
@@ -63,7 +63,9 @@ class StagePlan:
         else empty.
         """
         config = next(
-            one for one in self.request["InputDataConfig"] if one["ChannelName"] == "config"
+            channel
+            for channel in self.request["InputDataConfig"]
+            if channel["ChannelName"] == "config"
         )
         uri = changed_input(
             job.target, config["DataSource"]["S3DataSource"]["S3Uri"], job.name, self.listings
@@ -91,7 +93,7 @@ class Chain:
         """s3:// prefixes of outputs of another run's stages, which this chain reads instead of its
         own.
         """
-        self.resolved: Resolved = resolve(config, target)
+        self.resolved: ResolvedInputs = resolve(config, target)
         self.image_note: str | None = None
         """A sentence about the image, if a pattern named it; a dry run leaves the pattern as it is.
         """
@@ -112,9 +114,13 @@ class Chain:
 
     def _key(self, stage: Stage) -> str:
         job_stage = stage_named(stage)
-        if (own := job_stage.identity(self)) is not None:
-            return digest(own)
-        upstream = [self._key(other) for other in job_stage.upstream if self.has(other)]
+        if (identity := job_stage.identity(self)) is not None:
+            return digest(identity)
+        upstream = [
+            self._key(upstream_stage)
+            for upstream_stage in job_stage.upstream
+            if self.has(upstream_stage)
+        ]
         return digest(
             [
                 job_stage.keys(self.config),
@@ -134,37 +140,39 @@ class Chain:
         base = self.base_name(stage)
         # One call tells whether a train stage has been done, and whether another job of the run
         # writes now.
-        siblings = self._known("train") if stage == "train" else self._attempts(base)
+        siblings = self._list_jobs("train") if stage == "train" else self._attempts(base)
         earlier = attempts_at(base, siblings)
         if stage == "compile" and self.look:
-            earlier += self._compiled(earlier)
+            earlier += self._compiling_job(earlier)
         name = base if not earlier else f"{base}-{len(earlier) + 1}"
         bundle = build_bundle()
         root = self.config.output.s3_uri
         code_uri = f"{root}/code/{bundle.sha256[:16]}/"
-        shown = job_stage.keys(self.config)
+        job_config = job_stage.keys(self.config)
         if (
-            stage == "train" and "train" in shown
+            stage == "train" and "train" in job_config
         ):  # the job needs what its machines decide, its name does not
-            shown = {
-                **shown,
-                "train": {**shown["train"], **machine_keys(for_machines(self.config).train)},
+            job_config = {
+                **job_config,
+                "train": {**job_config["train"], **machine_keys(for_machines(self.config).train)},
             }
-        text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
-        config_uri = f"{root}/configs/{digest(shown)[:16]}/"
+        text = (json.dumps(job_config, indent=2, sort_keys=True) + "\n").encode()
+        config_uri = f"{root}/configs/{digest(job_config)[:16]}/"
         listings = listings_of(self.target, self.given, inputs) if self.look else {}
-        kept = ((listings_name(name), record(listings)),) if listings else ()
-        config = Upload(config_uri, (("config.json", text), *kept))
+        listing_files = ((listings_name(name), record(listings)),) if listings else ()
+        config = Upload(config_uri, (("config.json", text), *listing_files))
         digests = upload_digests(inputs, self.resolved.uploads, config)
-        needed = [upload for upload in self.resolved.uploads if upload.uri in inputs.values()]
+        needed_uploads = [
+            upload for upload in self.resolved.uploads if upload.uri in inputs.values()
+        ]
         return StagePlan(
             stage,
             base,
             create_training_job(
-                self.config, stage, name, inputs, code_uri, config_uri, self.resolved.described
+                self.config, stage, name, inputs, code_uri, config_uri, self.resolved.model_config
             ),
             (
-                *needed,
+                *needed_uploads,
                 Upload(code_uri, (("bundle.tar.gz", bundle.data),)),
                 replace(config, files=(*config.files, (UPLOADS, digests))),
             ),
@@ -184,16 +192,16 @@ class Chain:
         base = self.base_name(stage)
         if not self.look or stage in self.promised:
             return output_uri(self.config, self.promised.get(stage, base))
-        done = next((job for job in self._attempts(base) if job.known_done), None)
-        return output_uri(self.config, done.name) if done else None
+        completed_job = next((job for job in self._attempts(base) if job.known_done), None)
+        return output_uri(self.config, completed_job.name) if completed_job else None
 
-    def known(self, stage: Stage) -> bool:
+    def has_job(self, stage: Stage) -> bool:
         """Whether a job of the stage runs or has done it."""
         return any(
             job.known_done or job.known_running for job in self._attempts(self.base_name(stage))
         )
 
-    def begun(self, stage: Stage) -> bool:
+    def has_started(self, stage: Stage) -> bool:
         """Whether any job was ever started for the stage."""
         return bool(self._attempts(self.base_name(stage)))
 
@@ -202,8 +210,10 @@ class Chain:
         """s3:// URI of the cache that stage compile fills; raises `ConfigError` if it has nothing
         to do.
         """
-        made = environment(self.config, "compile", image_of(self.config), self.resolved.described)
-        return graphs.compilable(self.config, made)
+        variables = environment(
+            self.config, "compile", image_of(self.config), self.resolved.model_config
+        )
+        return graphs.compile_cache_uri(self.config, variables)
 
     @property
     def checkpoints(self) -> str:
@@ -224,23 +234,23 @@ class Chain:
         # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
         return f"{path.rstrip('/')}/"
 
-    def need(self, stage: Stage, other: Stage) -> str:
+    def need(self, stage: Stage, upstream: Stage) -> str:
         """The output of stage `other`, which `stage` reads.
 
         Raises `JobError` if it has not been done.
         """
-        output = self.output(other)
+        output = self.output(upstream)
         if output is None:
             raise JobError(
-                f"stage {stage} reads what {other} writes, and no finished {self.base_name(other)}"
-                f" was found; launch stage {other} first, or `smtrain run` the whole chain"
+                f"stage {stage} reads what {upstream} writes, and no finished {self.base_name(upstream)}"
+                f" was found; launch stage {upstream} first, or `smtrain run` the whole chain"
             )
         return output
 
-    def _compiled(self, known: list[Job]) -> list[Job]:
+    def _compiling_job(self, known_jobs: list[Job]) -> list[Job]:
         """The job of another run that filled this cache, if there is one."""
-        marker = graphs.held(self.target, self.graphs)
-        if marker is None or marker["job"] in [job.name for job in known]:
+        marker = graphs.read_marker(self.target, self.graphs)
+        if marker is None or marker["job"] in [job.name for job in known_jobs]:
             return []
         job = Job(marker["job"], self.target)
         job.known_status = "Completed"
@@ -253,5 +263,5 @@ class Chain:
             else []
         )
 
-    def _known(self, stage: Stage) -> list[Job]:
+    def _list_jobs(self, stage: Stage) -> list[Job]:
         return jobs_of(self.target, self.config.name, stage) if self.look else []

@@ -25,14 +25,14 @@ from smtrain.core.protocol.entrypoints import entrypoints_folder
 from smtrain.core.text import Say
 
 if TYPE_CHECKING:
-    from smtrain.client.launch.image_inspect import Contents
+    from smtrain.client.launch.image_inspect import ImageContents
 
 SECONDS = 180  # for the download
 RAY = "wheels-ray.txt"
 """The lock file of Ray, 70 MB a wheel, which only a preparation on several machines takes along."""
 
 
-def travelling(request: dict[str, Any], target: SageMakerBackend, say: Say) -> list[Upload]:
+def wheel_uploads(request: dict[str, Any], target: SageMakerBackend, say: Say) -> list[Upload]:
     """The upload that belongs next to the code of a request: the wheels that its stage wants.
 
     On this machine what the image of its containers lacks; none for a sandbox, which has this
@@ -49,26 +49,28 @@ def _of_lock(
     request: dict[str, Any], target: SageMakerBackend, say: Say, lock: Path
 ) -> list[Upload]:
     stage = request["HyperParameters"]["stage"]
-    wanted = names(stage, lock)
-    if not wanted:
+    wheel_names = names(stage, lock)
+    if not wheel_names:
         return []
-    inside = None
+    image_contents = None
     if not target.record.rented:
         from smtrain.client.launch.image_inspect import of_hosts
 
-        if (inside := of_hosts(request)) is None:
+        if (image_contents := of_hosts(request)) is None:
             return []
-        lacked = [line.partition("==")[0] for line in inside.lacking["wheels"][stage]]
-        if not lacked:
+        missing_names = [
+            line.partition("==")[0] for line in image_contents.lacking["wheels"][stage]
+        ]
+        if not missing_names:
             return []
-        wanted = lacked
+        wheel_names = missing_names
     channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"]}
     code = channels["code"]["DataSource"]["S3DataSource"]["S3Uri"]
     image = request["AlgorithmSpecification"]["TrainingImage"]
-    if not folder_of(image, inside, lock).is_dir():
+    if not folder_of(image, image_contents, lock).is_dir():
         say(f"downloading {', '.join(names(lock=lock))} for the image, once")
     try:
-        files = fetch(image, inside, lock)
+        files = fetch(image, image_contents, lock)
     except OSError as error:
         loss = (
             "prepare and checkpoints are slower"
@@ -80,7 +82,7 @@ def _of_lock(
             f" {loss}"
         )
         return []
-    files = [path for path in files if path.name.split("-")[0].replace("_", "-") in wanted]
+    files = [path for path in files if path.name.split("-")[0].replace("_", "-") in wheel_names]
     return [Upload(f"{code}wheels/", tuple((path.name, path) for path in files))]
 
 
@@ -103,18 +105,18 @@ def pythons(image: str) -> list[str]:
     return [python] if python else list(table("images")["contents"]["pythons"])
 
 
-def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
+def _kind(image: str, contents: ImageContents | None) -> tuple[list[str], str]:
     """CPython releases and architecture, from the image itself or else from its name."""
-    if inside is None:
+    if contents is None:
         return pythons(image), table("images")["contents"]["architecture"]
-    return ["".join(inside.python.split(".")[:2])], inside.machine
+    return ["".join(contents.python.split(".")[:2])], contents.machine
 
 
-def folder_of(image: str, inside: Contents | None = None, lock: Path | None = None) -> Path:
+def folder_of(image: str, contents: ImageContents | None = None, lock: Path | None = None) -> Path:
     """The folder of an image's wheels on this machine, by the content of the lock file; it may not
     exist yet.
     """
-    releases, machine = _kind(image, inside)
+    releases, machine = _kind(image, contents)
     kind = f"{'-'.join(releases)}-{machine}"
     return (
         home()
@@ -123,13 +125,15 @@ def folder_of(image: str, inside: Contents | None = None, lock: Path | None = No
     )
 
 
-def fetch(image: str, inside: Contents | None = None, lock: Path | None = None) -> list[Path]:
+def fetch(
+    image: str, contents: ImageContents | None = None, lock: Path | None = None
+) -> list[Path]:
     """The wheels for an image, downloaded by pip if they are not here yet.
 
     Raises OSError with pip's reason.
     """
-    folder = folder_of(image, inside, lock)
-    releases, machine = _kind(image, inside)
+    folder = folder_of(image, contents, lock)
+    releases, machine = _kind(image, contents)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
@@ -176,7 +180,7 @@ def pip_run(command: str, *arguments: str, seconds: int) -> str:
     Raises OSError with pip's reason, or after `seconds` without an end.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 sys.executable,
                 "-m",
@@ -194,8 +198,10 @@ def pip_run(command: str, *arguments: str, seconds: int) -> str:
         )
     except subprocess.TimeoutExpired:
         raise OSError(f"no answer from the package index within {seconds} s") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [
+            f"pip ended with status {process.returncode}"
+        ]
         errors = [line for line in lines if line.startswith("ERROR")] or lines
         raise OSError(errors[-1].removeprefix("ERROR: "))
-    return done.stdout
+    return process.stdout

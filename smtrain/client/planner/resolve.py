@@ -218,11 +218,11 @@ def _of_parent(config: JobConfig, key: str, path: str) -> list[str]:
     if key != "model.path":
         described = described_of(config)
         return (
-            [text for _, text in reference_faults(described, parent.described, path)]
+            [text for _, text in reference_faults(described, parent.model_config, path)]
             if described
             else []
         )
-    return [text for _, text in shape_faults(config, parent.described)]
+    return [text for _, text in shape_faults(config, parent.model_config)]
 
 
 def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:

@@ -125,7 +125,7 @@ def shape_of(config: JobConfig) -> ModelShape:
     Raises `ConfigError` if unknown.
     """
     if (parent := parent_of(config)) is not None:
-        return ModelShape.from_config(parent.described)
+        return ModelShape.from_config(parent.model_config)
     if "://" not in config.model.path:
         file = Path(config.model.path) / "config.json"
         try:
@@ -206,7 +206,7 @@ def about_model(config: JobConfig) -> list[str]:
 def described_of(config: JobConfig) -> dict[str, Any] | None:
     """The config.json of a model whose folder is on this machine, or of a run's, else None."""
     if (parent := parent_of(config)) is not None:
-        return parent.described
+        return parent.model_config
     try:
         return read_object(Path(config.model.path) / "config.json")
     except (OSError, ValueError):

@@ -38,7 +38,7 @@ from smtrain.core.protocol.entrypoints import (
 from smtrain.stages import STAGES
 
 if TYPE_CHECKING:
-    from smtrain.client.launch.image_inspect import Contents
+    from smtrain.client.launch.image_inspect import ImageContents
 
 
 def image(context: Context) -> Iterator[Finding]:
@@ -67,13 +67,13 @@ def _here(context: Context) -> Iterator[Finding]:
     run_in = context.chain.given.local.run_in
     if run_in == "sandbox":
         return
-    from smtrain.plane.docker import connect, usable
+    from smtrain.plane.docker import connect, require_usable
 
     requests = {r["AlgorithmSpecification"]["TrainingImage"]: r for r in context.requests.values()}
     for name, request in sorted(requests.items()):
         try:
             with closing(connect()) as client:
-                usable(client, name)
+                require_usable(client, name)
         except LocalError as error:
             if run_in == "docker":
                 yield Finding("image", "fault", str(error))
@@ -269,7 +269,7 @@ FIRST_HOURS_MS = 6 * 3600_000
 
 
 def libraries(
-    contents: Contents,
+    contents: ImageContents,
     stages: Sequence[Stage],
     needs: Sequence[str] = (),
     about: str = "libraries",
@@ -310,7 +310,7 @@ def libraries(
         )
 
 
-def travelling(contents: Contents, stages: Sequence[Stage]) -> list[str]:
+def travelling(contents: ImageContents, stages: Sequence[Stage]) -> list[str]:
     """Packages that these stages install from wheels in the bundle."""
     lines = (line for stage in stages for line in contents.lacking["wheels"][stage])
     return sorted({line.partition("==")[0] for line in lines})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.findings import Finding
 from smtrain.client.jobs.checkpoints import Step, saved_steps
-from smtrain.client.launch.ownership import look
+from smtrain.client.launch.ownership import require_owner
 from smtrain.client.preflight.context import Context, Unread, described_in
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.model.hf_config import normalise
@@ -41,7 +41,7 @@ def resume(context: Context) -> Iterator[Finding]:
     if not steps:
         yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
         return
-    whole = [step for step in steps if step.whole]
+    whole = [step for step in steps if step.is_complete]
     newest = steps[-1]
     if not context.config.checkpoint.resume:
         yield Finding(
@@ -56,7 +56,7 @@ def resume(context: Context) -> Iterator[Finding]:
             "resume",
             "fault",
             f"no checkpoint in {uri} is whole ({len(steps)} found): {newest.name} lacks "
-            f"{_names(newest.lacking)}",
+            f"{_names(newest.missing_files)}",
             "restore the missing files, or give the run another name to start over",
         )
     elif _of_another_model(context, whole[-1]):
@@ -66,13 +66,13 @@ def resume(context: Context) -> Iterator[Finding]:
             f"{whole[-1].uri} holds another model than the config.json of model.path describes",
             "name the model that it was trained from, or give the run another name to start over",
         )
-    elif newest.whole:
+    elif newest.is_complete:
         yield Finding("resume", "ok", f"resumes from {newest.uri}")
     else:
         yield Finding(
             "resume",
             "warning",
-            f"{newest.name} is not whole (it lacks {_names(newest.lacking)}): resumes from "
+            f"{newest.name} is not whole (it lacks {_names(newest.missing_files)}): resumes from "
             f"{whole[-1].name}",
             "nothing needs to be done; the steps since then are trained again",
         )
@@ -97,7 +97,7 @@ def _taken(context: Context) -> Finding | None:
 
     chain = context.chain
     try:
-        look(sagemaker(chain.target), context.config, chain.base_name("train"))
+        require_owner(sagemaker(chain.target), context.config, chain.base_name("train"))
     except OwnerError as error:
         text, _, remedy = str(error).partition("; ")
         return Finding("resume", "fault", text, remedy)

@@ -22,7 +22,7 @@ from smtrain.core.protocol.requests import groups_of
 
 def stages(context: Context) -> Iterator[Finding]:
     """Memory, disk and time of each; on this machine memory alone."""
-    config, described = context.chain.config, context.chain.resolved.described
+    config, described = context.chain.config, context.chain.resolved.model_config
     for stage in context.stages:
         wanted = need(config, stage, described)
         if wanted is None:

@@ -14,7 +14,7 @@ from smtrain.client.config.load import Source
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import graphs, notify, queued
-from smtrain.client.launch.one_job import standing, submit
+from smtrain.client.launch.one_job import running_fallback, submit
 from smtrain.client.launch.request import Request
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.planner.resolve import load_config, with_tags
@@ -90,20 +90,22 @@ def launch_stage(
     for none.
     """
     chain = _chain(config, target, say)
-    plan = standing(chain, chain.plan(stage))
-    if plan.done and not again:
-        repeats = plan.stale_note(plan.done) or "; --again (again=True) repeats it"
-        say(f"{plan.done.name} has done this already (output {plan.done.output}){repeats}")
-        return plan.done
-    if look_first and not plan.running:
+    plan = running_fallback(chain, chain.plan(stage))
+    if plan.completed_job and not again:
+        repeats = plan.stale_note(plan.completed_job) or "; --again (again=True) repeats it"
+        say(
+            f"{plan.completed_job.name} has done this already (output {plan.completed_job.output}){repeats}"
+        )
+        return plan.completed_job
+    if look_first and not plan.running_job:
         _require_checkpoints(chain, [stage])
         look_first(chain, [stage], say)
-    notify.ready(chain, [stage], say)
+    notify.require_notifiable(chain, [stage], say)
     job = _start(chain, plan, say, again=again)
     if wait and _shown(job, say, view):
         with notify.told_of(chain, stage, job, say):
             job.check()
-        notify.finished(chain, stage, job, say)
+        notify.notify_finished(chain, stage, job, say)
     return job
 
 
@@ -164,29 +166,31 @@ def run_stages(
     stages = stages_of(config, chain.target.name)
     if look_first:
         _require_checkpoints(chain, stages)
-        look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
+        look_first(chain, [stage for stage in stages if not chain.has_job(stage)], say)
     if chain.target.record.chains:
-        notify.ready(chain, stages, say)
+        notify.require_notifiable(chain, stages, say)
         _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
         if wait:
-            notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
+            notify.notify_finished(chain, done.results[-1].stage, done.results[-1].job, say)
         return done
     if not wait:
         raise ConfigError(
             ["wait: only a Slurm cluster runs a chain by itself; leave it out for another target"],
             code="config.combination",
         )
-    notify.ready(chain, stages, say)
+    notify.require_notifiable(chain, stages, say)
     for number, stage in enumerate(stages, 1):
-        plan = standing(chain, chain.plan(stage))
+        plan = running_fallback(chain, chain.plan(stage))
         started = time.monotonic()
         heading = f"[{number}/{len(stages)}] {stage}"
-        if plan.done and not again:
-            say(f"{heading}: done before by {plan.done.name}{plan.stale_note(plan.done)}")
-            job, skipped = plan.done, True
+        if plan.completed_job and not again:
+            say(
+                f"{heading}: done before by {plan.completed_job.name}{plan.stale_note(plan.completed_job)}"
+            )
+            job, skipped = plan.completed_job, True
         else:
-            name = plan.running.name if plan.running else plan.request["TrainingJobName"]
-            say(f"{heading}: {name}{plan.stale_note(plan.running) if plan.running else ''}")
+            name = plan.running_job.name if plan.running_job else plan.request["TrainingJobName"]
+            say(f"{heading}: {name}{plan.stale_note(plan.running_job) if plan.running_job else ''}")
             job, skipped = _start(chain, plan, say, again=again), False
             with notify.told_of(chain, stage, job, say):
                 _follow(job, say, on_line, view)
@@ -198,7 +202,7 @@ def run_stages(
     if not all(result.skipped for result in done.results):
         if after:
             after(chain, say)
-        notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
+        notify.notify_finished(chain, done.results[-1].stage, done.results[-1].job, say)
     return done
 
 
@@ -215,13 +219,13 @@ def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
     """
     step = chain.config.checkpoint.step
     first = next((stage for stage in stages if stage in ("train", "export")), None)
-    if first is None or chain.begun(first) or (first == "train" and step is None):
+    if first is None or chain.has_started(first) or (first == "train" and step is None):
         return
     try:
         held = [
             int(checkpoint.name.rpartition("_")[2])
             for checkpoint in saved_steps(chain.target, chain.checkpoints)
-            if checkpoint.whole
+            if checkpoint.is_complete
         ]
     except JobError:  # this caller may not list them; the job may
         return
@@ -266,8 +270,8 @@ def _queue(
 def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
     if chain.target.record.queues:
         return queued.submit(chain, plan, say, again=again)[0]
-    if plan.stage == "train" and not plan.running:
-        graphs.announce(chain.target, chain.config, plan.request, say)
+    if plan.stage == "train" and not plan.running_job:
+        graphs.announce_compiling(chain.target, chain.config, plan.request, say)
     return submit(chain, plan, say, again=again)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from smtrain.client.backends.choose import backend_of, sagemaker
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.launch.image_pattern import resolved as with_whole_image
+from smtrain.client.launch.image_pattern import resolve_image as with_whole_image
 from smtrain.client.launch.inputs import upload_all
-from smtrain.client.launch.names import checked
+from smtrain.client.launch.names import require_name
 from smtrain.client.launch.stages import Chain, StagePlan
-from smtrain.client.launch.wheels import travelling
+from smtrain.client.launch.wheels import wheel_uploads
 from smtrain.client.runs.launch import Looks
 from smtrain.core.aws_errors import is_not_found
 from smtrain.core.config import JobConfig, Stage
@@ -68,7 +68,7 @@ def make_pipeline(
             code="config.combination",
         )
     name = config.name if name is None else name
-    checked("pipeline", name, "name")
+    require_name("pipeline", name, "name")
     if upsert or start:
         config, note = with_whole_image(config, place)
         if note:
@@ -83,7 +83,7 @@ def make_pipeline(
     aws = sagemaker(place)
     for plan in plans:
         upload_all(aws, list(plan.uploads), say)
-        upload_all(aws, travelling(plan.request, aws, say), say)
+        upload_all(aws, wheel_uploads(plan.request, aws, say), say)
     say(_sent(aws, chain.config, name, definition))
     if start:
         say(

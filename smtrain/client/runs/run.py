@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import jobs_of
-from smtrain.client.jobs.results import What
+from smtrain.client.jobs.results import ResultKind
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError, first_line
@@ -114,7 +114,7 @@ class Run:
         ]
 
     def download(
-        self, folder: str | Path, what: What = "model", *, overwrite: bool = False
+        self, folder: str | Path, what: ResultKind = "model", *, overwrite: bool = False
     ) -> Path:
         """Copy the exported Hugging Face model into `folder`; returns the folder.
 

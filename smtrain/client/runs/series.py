@@ -244,7 +244,7 @@ def _look(
         chain = Chain(link.reading(exports), backend_of(link.config))
         exports[link.config.name] = chain.output("export")
         stages = [
-            stage for stage in stages_of(link.config, chain.target.name) if not chain.known(stage)
+            stage for stage in stages_of(link.config, chain.target.name) if not chain.has_job(stage)
         ]
         with _said(links, link):
             look_first(chain, stages, say)

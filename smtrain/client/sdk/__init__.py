@@ -20,7 +20,7 @@ from smtrain.core.extras import install, pause_collector
 Generation = Literal["v3", "v2"]
 
 
-def installed() -> Generation | None:
+def installed_sdk() -> Generation | None:
     """The SageMaker SDK installed here; nothing is imported to find out."""
     for generation, distribution in (("v3", "sagemaker-train"), ("v2", "sagemaker")):
         try:
@@ -34,26 +34,26 @@ def installed() -> Generation | None:
     return None
 
 
-def chosen(target: SageMakerBackend, config: JobConfig) -> Generation | None:
+def sdk_for(target: SageMakerBackend, config: JobConfig) -> Generation | None:
     """The SDK that sends this config's requests to this target; None for boto3.
 
     `auto` uses the installed SDK on AWS, and boto3 locally: importing an SDK takes two seconds, and
     a local job only takes a few. Raises `ConfigError` if the SDK that the config names is not
     installed.
     """
-    wanted = config.compute.sdk
-    if wanted == "boto3":
+    sdk = config.compute.sdk
+    if sdk == "boto3":
         return None
-    if wanted == "auto":
-        return installed() if target.record.rented else None
-    if (present := installed()) != wanted:
-        extra = {"v3": "aws", "v2": "sdk-v2"}[wanted]
+    if sdk == "auto":
+        return installed_sdk() if target.record.rented else None
+    if (present := installed_sdk()) != sdk:
+        extra = {"v3": "aws", "v2": "sdk-v2"}[sdk]
         raise ConfigError(
-            f"compute.sdk: is {wanted}, and {present or 'no SageMaker SDK'} is installed; run"
+            f"compute.sdk: is {sdk}, and {present or 'no SageMaker SDK'} is installed; run"
             f" `{install(extra)}`",
             code="package.missing",
         )
-    return wanted
+    return sdk
 
 
 def build(

@@ -27,7 +27,7 @@ CONFIG = {
 }
 
 
-class Later:
+class LazyObject:
     """A client made at its first use: the SDKs make four that starting a job does not
     need.
     """
@@ -38,9 +38,9 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = self.__dict__.setdefault("_made", None) or self._make()
-        self.__dict__["_made"] = made
-        return getattr(made, name)
+        instance = self.__dict__.setdefault("_made", None) or self._make()
+        self.__dict__["_made"] = instance
+        return getattr(instance, name)
 
 
 NEWER = ("MlflowConfig", "ModelPackageConfig")
@@ -59,16 +59,16 @@ def session_arguments(target: SageMakerBackend, request: dict[str, Any]) -> dict
     bucket is named, as the SDKs would otherwise ask their STS endpoint for it.
     """
 
-    def later(service: str) -> Later:
-        return Later(lambda: target.client(service))
+    def later(service: str) -> LazyObject:
+        return LazyObject(lambda: target.client(service))
 
     # The same session, but its clients for S3 and IAM are made on first use: starting a job does
     # not need them.
     session: Any = copy.copy(target.session)
-    session.resource = lambda *a, **k: Later(lambda: target.session.resource(*a, **k))
+    session.resource = lambda *a, **k: LazyObject(lambda: target.session.resource(*a, **k))
     make: Any = target.session.client
     session.client = lambda service, *a, **k: (
-        Later(lambda: make(service, *a, **k))
+        LazyObject(lambda: make(service, *a, **k))
         if service in ("s3", "iam")
         else make(service, *a, **k)
     )
@@ -139,7 +139,7 @@ def watch(target: SageMakerBackend, name: str, *, lines: bool) -> None:
 
 
 # A job of our own unanswered call is at most this old by AWS's clock, in seconds.
-OURS = 300.0
+LOST_ANSWER_S = 300.0
 
 
 def answer_was_lost(error: ClientError, description: dict[str, Any]) -> bool:
@@ -150,12 +150,14 @@ def answer_was_lost(error: ClientError, description: dict[str, Any]) -> bool:
     repeated.
     """
     response = error.response
-    refused = response.get("Error", {}).get("Code") == "ResourceInUse"
-    repeated = bool(response.get("ResponseMetadata", {}).get("RetryAttempts"))
+    is_name_taken = response.get("Error", {}).get("Code") == "ResourceInUse"
+    is_retry = bool(response.get("ResponseMetadata", {}).get("RetryAttempts"))
     return (
-        refused
-        and repeated
-        and bool(description["CreationTime"].timestamp() > _aws_time(dict(response)) - OURS)
+        is_name_taken
+        and is_retry
+        and bool(
+            description["CreationTime"].timestamp() > _aws_time(dict(response)) - LOST_ANSWER_S
+        )
     )
 
 

@@ -102,9 +102,11 @@ def pytorch(
     """The PyTorch estimator that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
-    if more := newer_fields(request):  # the SDK cannot be told them, its client can
+    if extra_fields := newer_fields(request):  # the SDK cannot be told them, its client can
         event = "provide-client-params.sagemaker.CreateTrainingJob"
-        session.sagemaker_client.meta.events.register(event, lambda params, **_: {**params, **more})
+        session.sagemaker_client.meta.events.register(
+            event, lambda params, **_: {**params, **extra_fields}
+        )
     with _without_config(session):
         return _estimator(target, session, request, prepare)
 
@@ -185,11 +187,11 @@ def _without_config(session: Session) -> Iterator[None]:
 
 
 def _input(channel: dict[str, Any]) -> Any:
-    if mounted := channel["DataSource"].get("FileSystemDataSource"):
+    if file_system := channel["DataSource"].get("FileSystemDataSource"):
         keys = ("FileSystemId", "FileSystemType", "DirectoryPath", "FileSystemAccessMode")
-        made = FileSystemInput(*(mounted[key] for key in keys))
-        made.config["InputMode"] = channel["InputMode"]
-        return made
+        file_input = FileSystemInput(*(file_system[key] for key in keys))
+        file_input.config["InputMode"] = channel["InputMode"]
+        return file_input
     source = channel["DataSource"]["S3DataSource"]
     return TrainingInput(
         source["S3Uri"],

@@ -89,19 +89,19 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
     def _create_training_job_args(
         self, input_data_config: Any = None, boto3: bool = False
     ) -> dict[str, Any]:
-        made: dict[str, Any] = super()._create_training_job_args(input_data_config, boto3=True)
-        if "TrainingJobName" in made:  # a pipeline names its jobs itself
-            made["TrainingJobName"] = self.job_name
+        arguments: dict[str, Any] = super()._create_training_job_args(input_data_config, boto3=True)
+        if "TrainingJobName" in arguments:  # a pipeline names its jobs itself
+            arguments["TrainingJobName"] = self.job_name
         if self.source_code is None:
-            made["AlgorithmSpecification"] |= {
+            arguments["AlgorithmSpecification"] |= {
                 "ContainerEntrypoint": self.container_entrypoint,
                 "ContainerArguments": self.container_arguments,
             }
         if self.profiler_config is not None:
-            made["ProfilerConfig"] = self.profiler_config
-        made |= self.newer
-        refuse_secrets(made)
-        return made
+            arguments["ProfilerConfig"] = self.profiler_config
+        arguments |= self.newer
+        refuse_secrets(arguments)
+        return arguments
 
     def _populate_intelligent_defaults(self) -> None:
         """Do nothing: client/backends/sagemaker/defaults.py has read the defaults file already."""
@@ -116,11 +116,13 @@ def trainer(
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     limits = request["StoppingCondition"]
     wait = (
-        {"max_wait_time_in_seconds": most} if (most := limits.get("MaxWaitTimeInSeconds")) else {}
+        {"max_wait_time_in_seconds": max_wait}
+        if (max_wait := limits.get("MaxWaitTimeInSeconds"))
+        else {}
     )
     output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
     with _role_unchecked():
-        made = RequestTrainer(
+        model_trainer = RequestTrainer(
             sagemaker_session=session,
             role=request["RoleArn"],
             base_job_name=request["TrainingJobName"],
@@ -163,33 +165,33 @@ def trainer(
             newer=newer_fields(request),
         )
     if checkpoints := request.get("CheckpointConfig"):
-        made.checkpoint_config = configs.CheckpointConfig(
+        model_trainer.checkpoint_config = configs.CheckpointConfig(
             s3_uri=checkpoints["S3Uri"], local_path=checkpoints["LocalPath"]
         )
     if metrics := algorithm.get("MetricDefinitions"):
-        made.with_metric_definitions(
+        model_trainer.with_metric_definitions(
             [configs.MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics]
         )
     if retries := request.get("RetryStrategy"):
-        made.with_retry_strategy(
+        model_trainer.with_retry_strategy(
             configs.RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"])
         )
     if curves := request.get("TensorBoardOutputConfig"):
-        made.with_tensorboard_output_config(
+        model_trainer.with_tensorboard_output_config(
             configs.TensorBoardOutputConfig(
                 s3_output_path=curves["S3OutputPath"], local_path=curves["LocalPath"]
             )
         )
     if "InfraCheckConfig" in request:
-        made.with_infra_check_config(configs.InfraCheckConfig(enable_infra_check=True))
+        model_trainer.with_infra_check_config(configs.InfraCheckConfig(enable_infra_check=True))
     if chaining := request.get("SessionChainingConfig"):
-        made.with_session_chaining_config(
+        model_trainer.with_session_chaining_config(
             configs.SessionChainingConfig(
                 enable_session_tag_chaining=chaining["EnableSessionTagChaining"]
             )
         )
-    made._prepare, made._target = prepare, target
-    return made
+    model_trainer._prepare, model_trainer._target = prepare, target
+    return model_trainer
 
 
 def _refresh(job: TrainingJob) -> dict[str, Any]:
@@ -212,12 +214,12 @@ def _channel(channel: dict[str, Any]) -> configs.Channel:
     """A complete `Channel`: from an s3:// string, ModelTrainer would make a File channel instead of
     FastFile.
     """
-    if mounted := channel["DataSource"].get("FileSystemDataSource"):
+    if file_system := channel["DataSource"].get("FileSystemDataSource"):
         folder = configs.FileSystemDataSource(
-            file_system_id=mounted["FileSystemId"],
-            file_system_type=mounted["FileSystemType"],
-            file_system_access_mode=mounted["FileSystemAccessMode"],
-            directory_path=mounted["DirectoryPath"],
+            file_system_id=file_system["FileSystemId"],
+            file_system_type=file_system["FileSystemType"],
+            file_system_access_mode=file_system["FileSystemAccessMode"],
+            directory_path=file_system["DirectoryPath"],
         )
         return configs.Channel(
             channel_name=channel["ChannelName"],

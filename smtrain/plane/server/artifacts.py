@@ -36,9 +36,9 @@ def uri_of(request: dict[str, Any], names: tuple[str, str] = MODEL) -> str:
     return f"{base}/{folder}/" if output.get("CompressionType") == "NONE" else f"{base}/{archive}"
 
 
-def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:
+def merge_hosts(hosts: list[dict[str, Path]]) -> dict[str, Path]:
     """Merge the files of all hosts by relative name; the first host that has a name wins."""
-    files = {name: path for each in reversed(hosts) for name, path in each.items()}
+    files = {name: path for host_files in reversed(hosts) for name, path in host_files.items()}
     return dict(sorted(files.items()))
 
 
@@ -59,51 +59,51 @@ def upload_all(client: Any, uri: str, files: dict[str, Path], work: Path) -> Non
         for name, path in files.items():
             upload(client, path, bucket, key + name)
         return
-    packed = work / uri.rpartition("/")[2]
+    archive = work / uri.rpartition("/")[2]
     _insist_on_room(work, files.values())
     # Level 1: weights hardly compress, and a laptop waits for this.
-    with tarfile.open(packed, "w:gz", compresslevel=1) as tar:
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
         for name, path in files.items():
             with open_regular_file(path, links=False) as body:
                 tar.addfile(tar.gettarinfo(arcname=name, fileobj=body), body)
-    client.upload_file(str(packed), bucket, key, Config=TRANSFER)
-    packed.unlink()
+    client.upload_file(str(archive), bucket, key, Config=TRANSFER)
+    archive.unlink()
 
 
-def _insist_on_room(here: Path, files: Any) -> None:
+def _insist_on_room(folder: Path, files: Any) -> None:
     """Raise OSError if files need more than the disk of `here` has free, as sparse ones may."""
-    size, free = sum(path.stat().st_size for path in files), shutil.disk_usage(here.parent).free
+    size, free = sum(path.stat().st_size for path in files), shutil.disk_usage(folder.parent).free
     if size > free:
         raise OSError(errno.ENOSPC, f"{size:,} bytes are to be kept, and {free:,} are free")
 
 
 ML = PurePosixPath("/opt/ml")
-MOST = 40  # links in one path, as in the kernel
+MAX_LINKS = 40  # links in one path, as in the kernel
 MOST_LINKED = 1_000
 """Folders that one walk enters through links: links to links soon make more than can be counted."""
 KEY_BYTES = 1024
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html"""
 
 
-def resolved(ml: Path, path: Path) -> Path | None:
+def resolve_links(ml: Path, path: Path) -> Path | None:
     """Follow the links of a path below a host's /opt/ml (`ml` here); None if they leave it or form
     a loop.
     """
-    left, reached, links = list(path.relative_to(ml).parts), ml, 0
-    while left:
-        part = left.pop(0)
+    remaining_parts, current, links = list(path.relative_to(ml).parts), ml, 0
+    while remaining_parts:
+        part = remaining_parts.pop(0)
         if part == "..":
-            if reached == ml:
+            if current == ml:
                 return None
-            reached = reached.parent
+            current = current.parent
             continue
-        here = reached / part
-        if not here.is_symlink():
-            reached = here
+        candidate = current / part
+        if not candidate.is_symlink():
+            current = candidate
             continue
         links += 1
-        target = PurePosixPath(os.readlink(here))
-        if links > MOST:
+        target = PurePosixPath(os.readlink(candidate))
+        if links > MAX_LINKS:
             return None
         if target.is_absolute():
             root = next(
@@ -111,9 +111,9 @@ def resolved(ml: Path, path: Path) -> Path | None:
             )
             if root is None:
                 return None
-            reached, target = ml, target.relative_to(root)
-        left = [*target.parts, *left]
-    return reached
+            current, target = ml, target.relative_to(root)
+        remaining_parts = [*target.parts, *remaining_parts]
+    return current
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Tree:
         """Log lines about the files left out of a folder, one for each reason."""
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.left_out.items():
-            by_reason.setdefault(reason, []).append(shown(name))
+            by_reason.setdefault(reason, []).append(printable_name(name))
         return [
             f"smtrain: {reason} are not uploaded from {folder}: {', '.join(sorted(names)[:5])}"
             + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -164,14 +164,14 @@ def walk(ml: Path, folder: Path, prefix: str | None = "") -> Tree:
     `prefix` is the prefix of its files' S3 keys; None if they get no keys.
     """
     tree = Tree()
-    root = resolved(ml, folder)  # a job may have put a link in the folder's place
+    root = resolve_links(ml, folder)  # a job may have put a link in the folder's place
     if root is None:
         tree.left_out["."] = NOWHERE
         return tree
-    waiting: list[tuple[Path, str, tuple[Path, ...]]] = [(root, "", (root,))]
-    linked = 0
-    while waiting:
-        real, label, above = waiting.pop()
+    stack: list[tuple[Path, str, tuple[Path, ...]]] = [(root, "", (root,))]
+    link_count = 0
+    while stack:
+        real, label, ancestors = stack.pop()
         try:
             tree.folders[real] = real.stat().st_mtime_ns
             names = sorted(os.listdir(real))
@@ -185,18 +185,18 @@ def walk(ml: Path, folder: Path, prefix: str | None = "") -> Tree:
             path, name = real / name, label + name
             try:
                 if link := path.is_symlink():
-                    target = resolved(ml, path)
-                    if target is None or not target.exists() or target in above:
+                    target = resolve_links(ml, path)
+                    if target is None or not target.exists() or target in ancestors:
                         tree.left_out[name] = NOWHERE
                         continue
                     path = target
                 kind = path.stat().st_mode
                 if stat.S_ISDIR(kind):
-                    linked += link
-                    if linked > MOST_LINKED:
+                    link_count += link
+                    if link_count > MOST_LINKED:
                         tree.left_out[name] = TOO_MANY
                     else:
-                        inner.append((path, f"{name}/", (*above, path)))
+                        inner.append((path, f"{name}/", (*ancestors, path)))
                 elif reason := _unfit(path, kind, None if prefix is None else prefix + name):
                     tree.left_out[name] = reason
                 else:
@@ -205,7 +205,7 @@ def walk(ml: Path, folder: Path, prefix: str | None = "") -> Tree:
                 continue
             except OSError as error:
                 tree.left_out[name] = _unreadable(error)
-        waiting += reversed(inner)
+        stack += reversed(inner)
     return tree
 
 
@@ -227,6 +227,6 @@ def _unreadable(error: OSError) -> str:
     return f"files that cannot be read ({error.strerror or error})"
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """A name as it can stand in a log line."""
     return name if name.isprintable() else ascii(name)[1:-1]

@@ -66,9 +66,9 @@ class Attempt:
     def wake(self) -> None:
         self.events.put(None)
 
-    def lose(self, how: End) -> None:
+    def lose(self, end: End) -> None:
         """End the attempt: the machines are taken back (SPOT) or fail (FAULT)."""
-        self._lost = how
+        self._lost = end
         self.wake()
 
     def run(self, longest: float, wait: float, interrupted_after: float | None) -> End:
@@ -83,8 +83,8 @@ class Attempt:
 
     def end_processes(self) -> None:
         """Kill all processes and wait until their output is in the log."""
-        self._each(Host.kill)
-        self._each(Host.join)
+        self._for_each_host(Host.kill)
+        self._for_each_host(Host.join)
         if self.network:
             self.network.end()
             self.network = None
@@ -94,14 +94,14 @@ class Attempt:
 
     def discard(self) -> None:
         """Remove the hosts' folders."""
-        self._each(Host.discard)
+        self._for_each_host(Host.discard)
 
-    def end_syncs(self, how: End) -> None:
+    def end_syncs(self, end: End) -> None:
         """Upload the last checkpoints; those of a failed machine are lost."""
         faults: list[Exception] = []
         for sync in [*self.curves, *self.syncs]:
             try:
-                if how is FAULT:
+                if end is FAULT:
                     sync.abandon()
                 else:
                     sync.finish()
@@ -109,16 +109,18 @@ class Attempt:
                 faults.append(error)  # of one host; the other hosts' files are uploaded
         if faults:
             raise faults[0]
-        for sync in self.syncs if how is not FAULT else ():
+        for sync in self.syncs if end is not FAULT else ():
             sync.delete()  # files that waited for those of later hosts
 
     def upload(self, folder: Path) -> None:
         """Upload model and output of all hosts; archives are made in `folder`."""
         folder.mkdir(exist_ok=True)
         faults: list[Exception] = []
-        for below, names in (("model", artifacts.MODEL), ("output/data", artifacts.OUTPUT)):
+        for subfolder, names in (("model", artifacts.MODEL), ("output/data", artifacts.OUTPUT)):
             uri = artifacts.uri_of(self.job.request, names)
-            files = artifacts.merged([self._left_in(host, below, uri) for host in self.hosts])
+            files = artifacts.merge_hosts(
+                [self._left_in(host, subfolder, uri) for host in self.hosts]
+            )
             try:
                 if files:
                     artifacts.upload_all(self.client, uri, files, folder)
@@ -141,48 +143,52 @@ class Attempt:
             if not self.stopping.is_set() and self.job.status != "Stopping":
                 self.job.move(secondary)
 
-    def _each(self, action: Callable[[Host], None]) -> None:
+    def _for_each_host(self, action: Callable[[Host], None]) -> None:
         for host in self.hosts:
             action(host)
 
     def _run_hosts(self, port: int) -> End | None:
         """Bring all hosts to the start line and let them go."""
         request = self.job.request
-        wanted, instead = containers.wanted(self.executor, request)
-        command = None if wanted else toolkit.command(request)
-        if wanted:
-            self.containers = JobContainers(self.executor, self.job, wanted)
+        settings, sandbox_reason = containers.container_settings(self.executor, request)
+        command = None if settings else toolkit.command(request)
+        if settings:
+            self.containers = JobContainers(self.executor, self.job, settings)
         for rank in range(len(hosts_of(request))):
-            host = (ContainerHost if wanted else Host)(
+            host = (ContainerHost if settings else Host)(
                 self.job, rank, self.executor.endpoint, self.events
             )
             self.hosts.append(host)
             host.prepare()
-            if instead:
-                host.log.write([f"smtrain: this host is a sandbox, not a container: {instead}"])
+            if sandbox_reason:
+                host.log.write(
+                    [f"smtrain: this host is a sandbox, not a container: {sandbox_reason}"]
+                )
         self.move("Downloading")
         lazy = [self._download(host) for host in self.hosts]
         if self.stopping.is_set():
             return End("Stopped")
         if self.containers:
             self.containers.open()
-        elif self.job.isolated:
+        elif self.job.is_isolated:
             self.network = HostNetwork()
         keeper = self.network.pid if self.network else 0
         warm = self.executor.warm
-        more = {warm.VARIABLE: warm.value} if warm else {}
-        for host, waiting in zip(self.hosts, lazy, strict=True):
+        warm_variables = {warm.VARIABLE: warm.value} if warm else {}
+        for host, lazy_channels in zip(self.hosts, lazy, strict=True):
             if self.containers and isinstance(host, ContainerHost):
-                host.start_container(self.containers, waiting)
+                host.start_container(self.containers, lazy_channels)
             elif command:
-                host.start(command, port, waiting, self.executor.namespaces, keeper, more)
+                host.start(
+                    command, port, lazy_channels, self.executor.namespaces, keeper, warm_variables
+                )
         self._await_ready(lazy)
         if self.stopping.is_set():
             return End("Stopped")
         self.move("Training")
         for sync in [*self.syncs, *self.curves]:
             sync.start()
-        self._each(Host.go)
+        self._for_each_host(Host.go)
         return None
 
     def _download(self, host: Host) -> list[Channel]:
@@ -204,7 +210,7 @@ class Attempt:
             try:
                 sync.pull()
             except self.client.exceptions.ClientError as error:
-                raise channels.refused(error, checkpoints["S3Uri"]) from None
+                raise channels.s3_input_error(error, checkpoints["S3Uri"]) from None
             self.syncs.append(sync)
         if curves := request.get("TensorBoardOutputConfig"):
             folder = host.path_of(curves.get("LocalPath", "/opt/ml/output/tensorboard"))
@@ -226,8 +232,8 @@ class Attempt:
         """Wait for every supervisor's report; the host's log says what could not be isolated or
         mounted.
         """
-        waiting = set(self.hosts)
-        while waiting and not self.stopping.is_set():
+        pending_hosts = set(self.hosts)
+        while pending_hosts and not self.stopping.is_set():
             event = self.events.get()
             if event is None:
                 continue
@@ -237,7 +243,7 @@ class Attempt:
                 raise RuntimeError(
                     event.host.lost or f"the supervisor of {event.host.name} ended too early"
                 )
-            waiting.discard(event.host)
+            pending_hosts.discard(event.host)
             if refusal := event.value["refusal"]:
                 if self.containers:
                     raise InputError(refusal)
@@ -261,40 +267,40 @@ class Attempt:
                     )
                     self._fetch(event.host, channel)
 
-    def _train(self, left: float, wait: float, interrupted_after: float | None) -> End:
+    def _train(self, remaining_s: float, wait: float, interrupted_after: float | None) -> End:
         """Wait for all hosts.
 
         A stop, limit or interruption gives them the grace; a failure kills them all.
         """
-        late = End("Stopped", "MaxRuntimeExceeded")
-        if wait < left:
-            left, late = wait, End("Stopped", "MaxWaitTimeExceeded")
-        if interrupted_after is not None and interrupted_after < left:
-            left, late = interrupted_after, SPOT
-        deadline = time.monotonic() + left
-        running = set(self.hosts)
+        deadline_end = End("Stopped", "MaxRuntimeExceeded")
+        if wait < remaining_s:
+            remaining_s, deadline_end = wait, End("Stopped", "MaxWaitTimeExceeded")
+        if interrupted_after is not None and interrupted_after < remaining_s:
+            remaining_s, deadline_end = interrupted_after, SPOT
+        deadline = time.monotonic() + remaining_s
+        running_hosts = set(self.hosts)
         end: End | None = None
-        failed: Host | None = None
-        killed = False
+        failed_host: Host | None = None
+        is_killed = False
 
         def kill() -> None:
-            nonlocal killed, deadline
-            self._each(Host.force if killed else Host.kill)
-            killed, deadline = True, time.monotonic() + OBEYS_WITHIN
+            nonlocal is_killed, deadline
+            self._for_each_host(Host.force if is_killed else Host.kill)
+            is_killed, deadline = True, time.monotonic() + OBEYS_WITHIN
 
-        while running:
+        while running_hosts:
             with contextlib.suppress(queue.Empty):
                 event = self.events.get(timeout=max(0.0, min(deadline - time.monotonic(), 3600)))
                 if event is not None and event.kind == "exit":
-                    running.discard(event.host)
+                    running_hosts.discard(event.host)
                     if event.value != 0 and end is None:
-                        failed = event.host
+                        failed_host = event.host
                         end = End("Failed")
                         kill()
                 elif event is not None and event.kind == "disk" and end is None:
                     end = End("Failed", None, self.executor.fault_of(event.value))
                     kill()
-            if not running:
+            if not running_hosts:
                 break
             if end is not None:
                 if time.monotonic() >= deadline:
@@ -303,18 +309,20 @@ class Attempt:
                 end = FAULT
                 kill()
             elif self.stopping.is_set() or self._lost or time.monotonic() >= deadline:
-                end = End("Stopped") if self.stopping.is_set() else self._lost or late
+                end = End("Stopped") if self.stopping.is_set() else self._lost or deadline_end
                 if end is SPOT:
                     self.move("Interrupted")
-                self._each(Host.terminate)
+                self._for_each_host(Host.terminate)
                 deadline = time.monotonic() + self.executor.grace
-        if failed is not None and failed.lost:
-            return End("Failed", None, f"InternalServerError: {failed.lost}")
-        if failed is not None and failed.out_of_memory:
-            return End("Failed", None, f"{OUT_OF_MEMORY}, exit code: {failed.exit_code}")
-        if failed is not None:
-            tail = f", exit code: {failed.exit_code}"
+        if failed_host is not None and failed_host.lost:
+            return End("Failed", None, f"InternalServerError: {failed_host.lost}")
+        if failed_host is not None and failed_host.out_of_memory:
+            return End("Failed", None, f"{OUT_OF_MEMORY}, exit code: {failed_host.exit_code}")
+        if failed_host is not None:
+            tail = f", exit code: {failed_host.exit_code}"
             return End(
-                "Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail
+                "Failed",
+                None,
+                f"AlgorithmError: {failed_host.failure()}"[: 1024 - len(tail)] + tail,
             )
         return end or End("Completed")

@@ -29,7 +29,7 @@ _HEADER = re.compile(
 )
 _CLOCK_SECONDS = 15 * 60
 """The longest time between a signed request and now, as on AWS (RequestTimeTooSkewed)."""
-_SIGNED = (
+_SIGNATURE_FAULT = (
     "smtrain's local control plane answers requests only that are signed with the keys of its"
     " home's endpoint.json"
 )
@@ -83,29 +83,29 @@ def fault_of(
     now = time.time() if now is None else now
     try:
         if authorization.startswith(CONTROL):
-            signed = hmac.compare_digest(
+            is_signed = hmac.compare_digest(
                 authorization[len(CONTROL) :].encode(), control_token(secret).encode()
             )
         elif authorization:
             stamp = environ.get("HTTP_X_AMZ_DATE", "")
             if abs(now - timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ"))) > _CLOCK_SECONDS:
                 return "the difference between the request's time and now is more than 15 minutes"
-            signed = _by_header(environ, url, authorization, keys)
+            is_signed = _by_header(environ, url, authorization, keys)
         elif "X-Amz-Signature" in query:
             if now > timegm(time.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ")) + int(
                 query["X-Amz-Expires"]
             ):
                 return "this link has expired"
-            signed = _by_query(environ, url, query, keys)
+            is_signed = _by_query(environ, url, query, keys)
         elif "Signature" in query:
             if now > int(query["Expires"]):
                 return "this link has expired"
-            signed = _by_old_query(environ, url, query, keys)
+            is_signed = _by_old_query(environ, url, query, keys)
         else:
-            signed = False
+            is_signed = False
     except (KeyError, ValueError):
-        signed = False
-    return None if signed else _SIGNED
+        is_signed = False
+    return None if is_signed else _SIGNATURE_FAULT
 
 
 def _by_header(environ: dict[str, Any], url: str, authorization: str, keys: Credentials) -> bool:
@@ -117,11 +117,11 @@ def _by_header(environ: dict[str, Any], url: str, authorization: str, keys: Cred
 
 def _by_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Credentials) -> bool:
     parts = urlsplit(url)
-    unsigned = "&".join(
+    unsigned_query = "&".join(
         pair for pair in parts.query.split("&") if not pair.startswith("X-Amz-Signature=")
     )
     names, signature = query["X-Amz-SignedHeaders"], query["X-Amz-Signature"]
-    url = parts._replace(query=unsigned).geturl()
+    url = parts._replace(query=unsigned_query).geturl()
     return _matches(
         environ,
         url,
@@ -134,13 +134,13 @@ def _by_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Cr
 def _matches(
     environ: dict[str, Any],
     url: str,
-    signed: tuple[str, ...],
+    signature_parts: tuple[str, ...],
     keys: Credentials,
     *,
     link: bool = False,
 ) -> bool:
     """Check a signature of version 4."""
-    scope, names, signature, stamp = signed
+    scope, names, signature, stamp = signature_parts
     access_key, date, region, service, _ = scope.split("/")
     if access_key != keys.access_key or date != stamp[:8] or "host" not in names.split(";"):
         return False
@@ -195,10 +195,10 @@ def _by_old_query(
 
 
 def _headers(headers: dict[str, str]) -> Any:
-    signed: Any = HTTPHeaders()
+    signed_headers: Any = HTTPHeaders()
     for name, value in headers.items():
-        signed[name] = value
-    return signed
+        signed_headers[name] = value
+    return signed_headers
 
 
 def _header(environ: dict[str, Any], name: str) -> str:

@@ -43,13 +43,13 @@ class Blob:
         return piece
 
     def __iter__(self) -> Iterator[bytes]:
-        position, left = self.start, self._length
-        while left:
-            chunk = os.pread(self._handle.fileno(), min(CHUNK, left), position)
+        position, remaining_bytes = self.start, self._length
+        while remaining_bytes:
+            chunk = os.pread(self._handle.fileno(), min(CHUNK, remaining_bytes), position)
             if not chunk:
                 raise OSError(f"{self.path} is shorter than its record says")
             yield chunk
-            position, left = position + len(chunk), left - len(chunk)
+            position, remaining_bytes = position + len(chunk), remaining_bytes - len(chunk)
         self.close()
 
     def close(self) -> None:
@@ -102,8 +102,8 @@ class BlobFolder:
         """Store the concatenation of files."""
         path = self._new()
         with _partial(path) as part, open(part, "wb") as handle:
-            for each in parts:
-                with open(each, "rb") as source:
+            for part_path in parts:
+                with open(part_path, "rb") as source:
                     shutil.copyfileobj(source, handle, 1 << 20)
         return path
 
@@ -113,7 +113,7 @@ class BlobFolder:
         os.link(source, path)
         return path
 
-    def any(self) -> bool:
+    def has_bodies(self) -> bool:
         """Whether the folder has a body."""
         return any(NAME.fullmatch(file.name) for file in self.root.glob("??/*"))
 

@@ -29,10 +29,10 @@ class Shortage:
     def __post_init__(self) -> None:
         self.until = None if self.seconds is None else time.monotonic() + self.seconds
 
-    def holds(self, instance_type: str, spot: bool) -> bool:
-        over = self.until is not None and time.monotonic() >= self.until
-        wanted = self.instance_type == instance_type and (spot or not self.spot_only)
-        return wanted and not over and self.attempts != 0
+    def applies_to(self, instance_type: str, spot: bool) -> bool:
+        is_over = self.until is not None and time.monotonic() >= self.until
+        applies = self.instance_type == instance_type and (spot or not self.spot_only)
+        return applies and not is_over and self.attempts != 0
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Capacity:
     def shortage(self, instance_type: str, spot: bool) -> Shortage | None:
         """The present shortage of this type, if any."""
         with self._lock:
-            return next((s for s in self._shortages if s.holds(instance_type, spot)), None)
+            return next((s for s in self._shortages if s.applies_to(instance_type, spot)), None)
 
     def turn_away(self, shortage: Shortage) -> None:
         """Count a job that was turned away."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.protocol.uris import objects_at, split_uri
-from smtrain.plane.files import within
+from smtrain.plane.files import safe_join
 from smtrain.plane.server.artifacts import TRANSFER
 
 
@@ -18,10 +18,10 @@ class InputError(Exception):
     """An invalid input of the request; becomes the job's FailureReason."""
 
 
-def refused(error: Any, what: str) -> InputError:
+def s3_input_error(error: Any, subject: str) -> InputError:
     """The FailureReason for a `ClientError` of S3."""
     problem = error.response["Error"]
-    return InputError(f"Data download failed: {problem['Code']}: {problem['Message']}, {what}")
+    return InputError(f"Data download failed: {problem['Code']}: {problem['Message']}, {subject}")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Entry:
     key: str
     path: str
     size: int
-    modified: float
+    modified_at: float
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Channel:
 def describe_inputs(request: dict[str, Any]) -> dict[str, dict[str, str]]:
     """The content of inputdataconfig.json."""
     default = request["AlgorithmSpecification"].get("TrainingInputMode", "File")
-    described = {}
+    description = {}
     for channel in request.get("InputDataConfig") or []:
         source = channel["DataSource"]["S3DataSource"]
-        described[channel["ChannelName"]] = {
+        description[channel["ChannelName"]] = {
             "TrainingInputMode": channel.get("InputMode", default),
             "S3DistributionType": source.get("S3DataDistributionType", "FullyReplicated"),
             "RecordWrapperType": channel.get("RecordWrapperType", "None"),
         }
         if "ContentType" in channel:
-            described[channel["ChannelName"]]["ContentType"] = channel["ContentType"]
-    return described
+            description[channel["ChannelName"]]["ContentType"] = channel["ContentType"]
+    return description
 
 
 def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list[Channel]:
@@ -87,7 +87,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
     try:
         items = list(objects_at(client.list_objects_v2, uri))
     except client.exceptions.ClientError as error:
-        raise refused(error, f"bucket {bucket} of {uri}") from None
+        raise s3_input_error(error, f"bucket {bucket} of {uri}") from None
     folder, around = (
         prefix if not prefix or prefix.endswith("/") else prefix + "/",
         prefix[: prefix.rfind("/") + 1],
@@ -110,7 +110,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
         )
     for entry in entries:
         try:
-            within(Path("/"), entry.path)
+            safe_join(Path("/"), entry.path)
         except ValueError:
             raise InputError(
                 f"Data download failed: the key {entry.key!r} points outside its channel"
@@ -118,45 +118,45 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
     return entries
 
 
-def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, what: str) -> None:
+def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, source: str) -> None:
     """Download an object of `what` to `folder/name`.
 
     Raises InputError if a file cannot have that name, `ClientError` of S3, and OSError for a full
     disk.
     """
     try:
-        target = within(folder, name)
+        target = safe_join(folder, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         client.download_file(bucket, key, str(target), Config=TRANSFER)
     except (FileExistsError, IsADirectoryError, NotADirectoryError):
         raise InputError(
-            f"Data download failed: {name!r} of {what} is a file and a folder at once"
+            f"Data download failed: {name!r} of {source} is a file and a folder at once"
         ) from None
     except ValueError:
         raise InputError(
-            f"Data download failed: the key {key!r} points outside of {what}"
+            f"Data download failed: the key {key!r} points outside of {source}"
         ) from None
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
         raise InputError(
-            f"Data download failed: the name {name!r} of {what} is too long for a file"
+            f"Data download failed: the name {name!r} of {source} is too long for a file"
         ) from None
 
 
-def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[], bool]) -> None:
+def download(client: Any, channel: Channel, folder: Path, is_cancelled: Callable[[], bool]) -> None:
     """Download a channel to `folder`; stop between objects when `cancelled`."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def fetch(entry: Entry) -> None:
-        if cancelled():
+        if is_cancelled():
             return
         try:
             download_to(
                 client, channel.bucket, entry.key, folder, entry.path, f"channel {channel.name}"
             )
         except client.exceptions.ClientError as error:
-            raise refused(error, f"s3://{channel.bucket}/{entry.key}") from None
+            raise s3_input_error(error, f"s3://{channel.bucket}/{entry.key}") from None
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fetch, channel.entries))

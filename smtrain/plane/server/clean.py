@@ -19,7 +19,7 @@ from smtrain.core.errors import JobError, LocalError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol.finished import Record, select_removal
 from smtrain.core.protocol.uris import objects_at, split_uri
-from smtrain.plane.client import Endpoint, running, state_folder
+from smtrain.plane.client import Endpoint, running_endpoint, state_folder
 from smtrain.plane.files import remove as remove_tree
 
 STRAY_SECONDS = 60.0
@@ -34,7 +34,7 @@ class Removal:
     objects: dict[str, int] = field(default_factory=dict)
     """s3:// URI -> bytes."""
     folders: list[Path] = field(default_factory=list)
-    kept: dict[str, str] = field(default_factory=dict)
+    keep_reasons: dict[str, str] = field(default_factory=dict)
     """Run -> reason why it stays."""
 
     @property
@@ -48,19 +48,19 @@ def end_crashed(home: Path) -> str:
     Returns a list such as `1 container, 1 network`, or "". Raises `LocalError` if Docker does not
     answer.
     """
-    from smtrain.plane.docker import connect, plainly
+    from smtrain.plane.docker import connect, explain_docker_errors
     from smtrain.plane.server.containers import leftovers
 
     state = state_folder(home)
-    if not leftovers.used(state):
+    if not leftovers.has_used_containers(state):
         return ""
     client = connect("")
-    with plainly("removing what a crash left"):
-        boxes, nets = leftovers.remove_stray(client, home, lambda: _running(home))
+    with explain_docker_errors("removing what a crash left"):
+        boxes, nets = leftovers.remove_stray(client, home, lambda: _running_jobs(home))
     folders = [
         folder
         for folder in (state / "jobs").glob("*/hosts")
-        if folder.parent.name not in _running(home)
+        if folder.parent.name not in _running_jobs(home)
     ]
     counts = {
         "container": boxes,
@@ -68,7 +68,7 @@ def end_crashed(home: Path) -> str:
         "mount": sum(leftovers.unmount(folder) for folder in folders),
     }
     return ", ".join(
-        f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count
+        f"{count} {noun}{'s' if count > 1 else ''}" for noun, count in counts.items() if count
     )
 
 
@@ -93,23 +93,26 @@ def plan(
     """
     records = list(_records(endpoint))
     try:
-        chosen = select_removal(
+        job_removal = select_removal(
             records, jobs=jobs, older_than=older_than, all_stages=everything, run=run
         )
     except JobError as error:
         raise LocalError(str(error)) from None
-    removal = Removal(chosen.jobs, kept=chosen.retained_runs)
-    needed, theirs = chosen.prefixes_to_retain(records), chosen.prefixes_to_remove()
+    removal = Removal(job_removal.jobs, keep_reasons=job_removal.retained_runs)
+    needed_uris, removable_uris = (
+        job_removal.prefixes_to_retain(records),
+        job_removal.prefixes_to_remove(),
+    )
     for uri, size in _objects(endpoint):
-        if not _below(uri, needed) and (everything or _below(uri, theirs)):
+        if not _is_below(uri, needed_uris) and (everything or _is_below(uri, removable_uris)):
             removal.objects[uri] = size
     if everything:
-        also = (
+        extra_paths = (
             *(endpoint.home / name for name in ("demo", "models", "follow")),
-            *aside(endpoint.home),
+            *set_aside_files(endpoint.home),
             *_strays(endpoint),
         )
-        removal.folders = [path for path in also if path.exists()]
+        removal.folders = [path for path in extra_paths if path.exists()]
     return removal
 
 
@@ -126,7 +129,7 @@ def _strays(endpoint: Endpoint) -> Iterable[Path]:
 
 def remove(endpoint: Endpoint, removal: Removal, *, everything: bool = False) -> int:
     """Remove it; return the bytes freed."""
-    before = usage(endpoint.home).total
+    used_bytes = usage(endpoint.home).total
     s3, sagemaker = (endpoint.session().client(name) for name in ("s3", "sagemaker"))
     by_bucket: dict[str, list[str]] = defaultdict(list)
     for uri in removal.objects:
@@ -151,12 +154,12 @@ def remove(endpoint: Endpoint, removal: Removal, *, everything: bool = False) ->
     if everything:
         with suppress(OSError), open(state_folder(endpoint.home) / "server.log", "r+b") as log:
             log.truncate()  # the server appends to it
-    return before - usage(endpoint.home).total
+    return used_bytes - usage(endpoint.home).total
 
 
-def _running(home: Path) -> set[str]:
+def _running_jobs(home: Path) -> set[str]:
     """Names of the running jobs."""
-    endpoint = running(home)
+    endpoint = running_endpoint(home)
     return (
         {record.name for record in _records(endpoint) if record.status not in FINAL_STATUSES}
         if endpoint
@@ -200,7 +203,7 @@ def _objects(endpoint: Endpoint) -> Iterable[tuple[str, int]]:
             yield uri + item["Key"], item["Size"]
 
 
-def _below(uri: str, prefixes: Iterable[str]) -> bool:
+def _is_below(uri: str, prefixes: Iterable[str]) -> bool:
     return any(uri.startswith(prefix) for prefix in prefixes)
 
 
@@ -244,7 +247,7 @@ class Usage:
 def usage(home: Path) -> Usage:
     """Measure a home folder without a control plane. A file with several names counts once."""
     kinds = Counter(dict.fromkeys(KINDS, 0))
-    seen: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     folders = [os.fspath(home)]  # a job's may lie deeper than os.walk recurses
     while folders:
         try:
@@ -260,20 +263,20 @@ def usage(home: Path) -> Usage:
                 folders.append(entry.path)
                 continue
             path = Path(entry.path)
-            if status.st_nlink == 1 or (status.st_dev, status.st_ino) not in seen:
-                seen.add((status.st_dev, status.st_ino))
+            if status.st_nlink == 1 or (status.st_dev, status.st_ino) not in inodes:
+                inodes.add((status.st_dev, status.st_ino))
                 # Blocks, not the length: a file of one byte takes a block.
                 kinds[_kind(path, home)] += status.st_blocks * 512
     return Usage(home, dict(kinds), shutil.disk_usage(home).free)
 
 
-def aside(home: Path) -> list[Path]:
+def set_aside_files(home: Path) -> list[Path]:
     """Damaged files that a start has set aside."""
     state = state_folder(home)
     return sorted(
         path
-        for below in ("*", "s3/*", "jobs/*", "jobs/*/*")
-        for path in state.glob(f"{below}.damaged*")
+        for pattern in ("*", "s3/*", "jobs/*", "jobs/*/*")
+        for path in state.glob(f"{pattern}.damaged*")
     )
 
 
@@ -284,9 +287,9 @@ def _kind(path: Path, home: Path) -> str:
     if path.is_relative_to(state / "s3"):
         return "S3 objects"
     if path.is_relative_to(state / "jobs"):
-        below = path.relative_to(state / "jobs").parts
+        parts = path.relative_to(state / "jobs").parts
         kinds = {"hosts": "jobs that run", "pool": "warm pools"}
-        return kinds.get(below[1] if len(below) > 1 else "", "job records and logs")
+        return kinds.get(parts[1] if len(parts) > 1 else "", "job records and logs")
     if path == state / "server.log":
         return "server log"
     top = path.relative_to(home).parts[0]

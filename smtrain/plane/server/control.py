@@ -17,21 +17,21 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 Check = Callable[[Any], bool]
 
 
-def number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return (
         isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
     )  # nan is not
 
 
-def whole(value: Any) -> bool:
-    return isinstance(value, int) and number(value)
+def is_whole_number(value: Any) -> bool:
+    return isinstance(value, int) and is_number(value)
 
 
-def text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def flag(value: Any) -> bool:
+def is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
@@ -47,36 +47,36 @@ def map_of(kind: Check) -> Check:
 # request that meets it.
 TAKES: dict[str, dict[str, Check]] = {
     "faults": {
-        "clear": flag,
-        "operations": list_of(text),
-        "throttle": number,
-        "errors": number,
-        "drops": number,
-        "after": number,
-        "rate": number,
-        "times": whole,
-        "seed": whole,
+        "clear": is_flag,
+        "operations": list_of(is_text),
+        "throttle": is_number,
+        "errors": is_number,
+        "drops": is_number,
+        "after": is_number,
+        "rate": is_number,
+        "times": is_whole_number,
+        "seed": is_whole_number,
     },
     "delivery": {
-        "late": number,
-        "reorder": number,
-        "late_streams": number,
-        "empty_pages": number,
-        "seed": whole,
+        "late": is_number,
+        "reorder": is_number,
+        "late_streams": is_number,
+        "empty_pages": is_number,
+        "seed": is_whole_number,
     },
-    "grace": {"seconds": number},
+    "grace": {"seconds": is_number},
     "capacity": {
-        "clear": flag,
-        "instance_type": text,
-        "seconds": number,
-        "attempts": whole,
-        "pending": number,
-        "spot_only": flag,
+        "clear": is_flag,
+        "instance_type": is_text,
+        "seconds": is_number,
+        "attempts": is_whole_number,
+        "pending": is_number,
+        "spot_only": is_flag,
     },
-    "spot": {"after": list_of(number), "away": number, "saving": number},
-    "quotas": {"clear": flag, "values": map_of(number)},
-    "interrupt": {"job": text, "kind": text},
-    "hosts": {"run_in": text, "image": text, "memory": text, "cpus": text},
+    "spot": {"after": list_of(is_number), "away": is_number, "saving": is_number},
+    "quotas": {"clear": is_flag, "values": map_of(is_number)},
+    "interrupt": {"job": is_text, "kind": is_text},
+    "hosts": {"run_in": is_text, "image": is_text, "memory": is_text, "cpus": is_text},
 }
 NEEDS: dict[str, tuple[str, ...]] = {"grace": ("seconds",), "interrupt": ("job", "kind")}
 
@@ -111,7 +111,7 @@ class Control:
             return "404 Not Found", {"error": f"no such control call or job: {name!r}"}
         try:
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            options = self._checked(name, json.loads(body or b"{}"))
+            options = self._parse_options(name, json.loads(body or b"{}"))
         except (ValueError, RecursionError) as error:
             reason = (
                 "the body is nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -124,7 +124,7 @@ class Control:
         except (TypeError, ValueError, OverflowError) as error:
             return "400 Bad Request", {"error": str(error)}
 
-    def _checked(self, name: str, body: Any) -> dict[str, Any]:
+    def _parse_options(self, name: str, body: Any) -> dict[str, Any]:
         """The options of a call, without null ones.
 
         Raises ValueError for a key or value that it does not take.
@@ -137,8 +137,8 @@ class Control:
                 raise ValueError(f"there is no {key!r}; it takes {', '.join(self.takes[name])}")
             if not self.takes[name][key](value):
                 raise ValueError(f"{key} is {str(value)[:60]}, of a type that it cannot be")
-        if missing := [key for key in self.needs.get(name, ()) if key not in options]:
-            raise ValueError(f"it needs {' and '.join(missing)}")
+        if missing_keys := [key for key in self.needs.get(name, ()) if key not in options]:
+            raise ValueError(f"it needs {' and '.join(missing_keys)}")
         return options
 
     def connect(self, faults: Faults, executor: Executor) -> None:

@@ -32,7 +32,7 @@ def reserve_in(state: Path) -> None:
     _fill()
 
 
-def insist(action: Callable[[], T]) -> T:
+def retry_without_reserve(action: Callable[[], T]) -> T:
     """Do an action; if the disk is full, give up the reserve and try again."""
     try:
         return action()
@@ -53,12 +53,12 @@ def sentence(error: BaseException, state: Path) -> str | None:
     """A sentence about a full, failing or read-only disk; None for any other error."""
     number = disk_number(error)
     if number is None:
-        return _forbidden(error, state.parent)
+        return _permission_sentence(error, state.parent)
     if isinstance(error, sqlite3.Error):
         try:
             probe(state)
         except OSError as plainer:
-            if text := _forbidden(plainer, state.parent):
+            if text := _permission_sentence(plainer, state.parent):
                 return text
             number = plainer.errno if disk_number(plainer) else number
     text = disk_sentence(OSError(number, ""), f"{state.parent} (SMTRAIN_HOME)") or ""
@@ -69,7 +69,7 @@ def sentence(error: BaseException, state: Path) -> str | None:
     return text
 
 
-def _forbidden(error: BaseException, home: Path) -> str | None:
+def _permission_sentence(error: BaseException, home: Path) -> str | None:
     """A sentence about a file of the home that this user may not touch; None for any other
     error.
     """

@@ -29,9 +29,9 @@ from smtrain.plane.server.jobs import JobRecord
 from smtrain.plane.server.logs_api import forget
 from smtrain.plane.server.logstream import replay
 from smtrain.plane.server.quotas import Quotas
-from smtrain.plane.server.warm import WarmPython, offered
+from smtrain.plane.server.warm import WarmPython, can_offer_copies
 
-RESTARTED = "InternalServerError: the local control plane was restarted while the job ran"
+RESTART_FAULT = "InternalServerError: the local control plane was restarted while the job ran"
 
 
 class Executor:
@@ -46,35 +46,37 @@ class Executor:
         self.folder = self.state / "jobs"
         make_folder(self.folder)
         self.jobs: dict[str, JobRecord] = {}
-        ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
-        self.client = endpoint.session().client("s3", config=Config(**ours))
+        client_options: Any = {
+            "user_agent_appid": OWN_CLIENT
+        }  # an argument that boto3's stubs do not know
+        self.client = endpoint.session().client("s3", config=Config(**client_options))
         self.capacity, self.quotas = Capacity(), Quotas()
         self.hosts = containers.load_settings(self.state)
-        self.warm = WarmPython(default_environment()) if offered(namespaces) else None
+        self.warm = WarmPython(default_environment()) if can_offer_copies(namespaces) else None
         self._runs: dict[str, Any] = {}
         self._ports: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
 
-    def fault_of(self, error: Exception, what: str = "") -> str:
+    def fault_of(self, error: Exception, context: str = "") -> str:
         """The FailureReason for an error of this machine."""
         if sentence := disk_reserve.sentence(error, self.state):
-            return f"ClientError: {what}{sentence}"
-        return f"{'ClientError' if what else 'InternalServerError'}: {what}{error}"
+            return f"ClientError: {context}{sentence}"
+        return f"{'ClientError' if context else 'InternalServerError'}: {context}{error}"
 
     def restore(self) -> None:
         """Load jobs and logs from disk; jobs that ran when the server ended are killed and have
         failed.
         """
-        processes.end_all(self.folder, below=True)
+        processes.end_all(self.folder, include_subfolders=True)
         leftovers.end_containers(self.state)
-        for folder in sorted(self.folder.iterdir(), key=_changed):
+        for folder in sorted(self.folder.iterdir(), key=_record_mtime):
             if not os.path.lexists(folder / "job.json"):
                 continue
             remove(folder / "hosts")
             try:
                 job = JobRecord.load(folder)
-                if not job.ended:
-                    job.finish("Failed", reason=RESTARTED)
+                if not job.has_ended:
+                    job.finish("Failed", reason=RESTART_FAULT)
             except Exception as error:  # of this record; load the other jobs
                 with contextlib.suppress(OSError):
                     set_aside(folder / "job.json", f"is damaged ({error!r:.200})")
@@ -96,7 +98,7 @@ class Executor:
             if name in self.jobs:
                 return None
             pools.sweep(self.jobs.values())
-            pool = None if life else pools.matching(request, self.jobs.values())
+            pool = None if life else pools.find_matching(request, self.jobs.values())
             if life is None:
                 self.quotas.check(request, [job for job in self.jobs.values() if job is not pool])
             self._save_late()
@@ -125,7 +127,7 @@ class Executor:
     def stop(self, job: JobRecord) -> bool:
         """Ask a job to end; False if it already has."""
         with job.lock:
-            if job.ended:
+            if job.has_ended:
                 return False
             if job.status != "Stopping":
                 job.move("Stopping", "Stopping")
@@ -137,7 +139,7 @@ class Executor:
         """Take a running job's machines away: {"job": name, "kind": "spot" | "fault"}."""
         job, kind = self.jobs[options["job"]], options["kind"]
         run = self._runs.get(job.name)
-        if job.ended or not isinstance(run, JobRun) or kind not in ("spot", "fault"):
+        if job.has_ended or not isinstance(run, JobRun) or kind not in ("spot", "fault"):
             raise ValueError(f"{job.name} does not run, or {kind!r} is not spot or fault")
         if kind == "spot" and not job.request.get("EnableManagedSpotTraining"):
             raise ValueError(f"{job.name} is not a spot job")
@@ -153,7 +155,7 @@ class Executor:
 
     def delete(self, job: JobRecord) -> bool:
         """Delete an ended job and its logs; False while it runs."""
-        if not job.ended or job.name in self._runs:
+        if not job.has_ended or job.name in self._runs:
             return False
         (job.folder / "job.json").unlink(missing_ok=True)  # first: a folder without it is not a job
         del self.jobs[job.name]
@@ -170,10 +172,10 @@ class Executor:
         """
         deadline = time.monotonic() + seconds
         for name, run in list(self._runs.items()):
-            if self.jobs[name].ended:
+            if self.jobs[name].has_ended:
                 run.join(max(0.0, deadline - time.monotonic()))
 
-    def done(self, job: JobRecord) -> None:
+    def note_job_end(self, job: JobRecord) -> None:
         """Note that a job's thread ends and nothing of the job runs."""
         self._runs.pop(job.name, None)
         self._save_late()
@@ -195,7 +197,7 @@ class Executor:
             holder.close()
 
 
-def _changed(folder: Path) -> float:
+def _record_mtime(folder: Path) -> float:
     """The mtime of a job's record; 0 if it does not exist."""
     try:
         return (folder / "job.json").lstat().st_mtime

@@ -69,9 +69,9 @@ def operations(client: Any, bucket: str, entries: list[list[Any]]) -> Any:
         def __init__(self) -> None:
             self.files: dict[str, tuple[str, int, float]] = {}
             self.folders: dict[str, set[str]] = {"/": set()}
-            for key, path, size, modified in entries:
+            for key, path, size, modified_at in entries:
                 name = "/" + path
-                self.files[name] = (key, size, modified)
+                self.files[name] = (key, size, modified_at)
                 while name != "/":
                     parent = os.path.dirname(name)
                     self.folders.setdefault(parent, set()).add(os.path.basename(name))
@@ -84,8 +84,8 @@ def operations(client: Any, bucket: str, entries: list[list[Any]]) -> Any:
                 return {"st_mode": stat.S_IFDIR | 0o555, "st_nlink": 2}
             if path not in self.files:
                 raise mfusepy.FuseOSError(errno.ENOENT)
-            _, size, modified = self.files[path]
-            times = dict.fromkeys(("st_mtime", "st_atime", "st_ctime"), modified)
+            _, size, modified_at = self.files[path]
+            times = dict.fromkeys(("st_mtime", "st_atime", "st_ctime"), modified_at)
             return {"st_mode": stat.S_IFREG | 0o444, "st_nlink": 1, "st_size": size, **times}
 
         def readdir(self, path: str, fh: int) -> list[str]:

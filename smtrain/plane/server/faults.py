@@ -22,13 +22,13 @@ from smtrain.plane.server.operations import answer, operation_of
 
 OWN_CLIENT = "smtrain-plane"
 """The control plane's own clients, in their User-Agent."""
-_THROTTLED = {
+_THROTTLE_ERRORS = {
     "s3": (503, "SlowDown", "Please reduce your request rate."),
     "servicequotas": (429, "TooManyRequestsException", "Too many requests"),
     "sts": (400, "Throttling", "Rate exceeded"),
     "iam": (400, "Throttling", "Rate exceeded"),
 }
-_FAILED = {
+_FAILURE_ERRORS = {
     "s3": (500, "InternalError", "We encountered an internal error. Please try again."),
     "logs": (500, "ServiceUnavailableException", "The service cannot complete the request."),
     "servicequotas": (500, "ServiceException", "Something went wrong."),
@@ -88,13 +88,13 @@ class Rule:
             if len(self._recent) >= max(1.0, self.rate):
                 return "throttled", False
             self._recent.append(now)
-        drawn, lost = self._random.random(), self._random.random() < self.after
-        if drawn < self.throttle:
+        draw, takes_effect = self._random.random(), self._random.random() < self.after
+        if draw < self.throttle:
             return "throttled", False
-        if drawn < self.throttle + self.errors:
-            return "failed", lost
-        if drawn < self.throttle + self.errors + self.drops:
-            return "dropped", lost
+        if draw < self.throttle + self.errors:
+            return "failed", takes_effect
+        if draw < self.throttle + self.errors + self.drops:
+            return "dropped", takes_effect
         return None, True
 
 
@@ -115,9 +115,9 @@ class Faults:
             if options.pop("clear", False):
                 self.rules, self.counts = [], {}
             if options:
-                known = {f.name for f in fields(Rule) if f.init}
-                if unknown := options.keys() - known:
-                    raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
+                field_names = {f.name for f in fields(Rule) if f.init}
+                if unknown_names := options.keys() - field_names:
+                    raise ValueError(f"no such fault: {', '.join(sorted(unknown_names))}")
                 self.rules.insert(0, Rule(**{"operations": ["*"], **options}))
             return {"counts": {name: dict(count) for name, count in sorted(self.counts.items())}}
 
@@ -137,9 +137,9 @@ class Faults:
             raise DroppedError(f"fault: the answer to {operation} is lost")
         service = operation.partition(":")[0]
         if outcome == "throttled":
-            error = _THROTTLED.get(service, (400, "ThrottlingException", "Rate exceeded"))
+            error = _THROTTLE_ERRORS.get(service, (400, "ThrottlingException", "Rate exceeded"))
         else:
-            error = _FAILED.get(
+            error = _FAILURE_ERRORS.get(
                 service, (500, "InternalFailure", "The request processing has failed.")
             )
         return answer(environ, operation, error, start_response)
@@ -168,6 +168,8 @@ def _drain(environ: dict[str, Any]) -> None:
     """Read the request to its end: a client that still sends would get a broken pipe, not the
     answer.
     """
-    left = int(environ.get("CONTENT_LENGTH") or 0)
-    while left > 0 and (chunk := environ["wsgi.input"].read(min(left, 1 << 20))):
-        left -= len(chunk)
+    remaining_bytes = int(environ.get("CONTENT_LENGTH") or 0)
+    while remaining_bytes > 0 and (
+        chunk := environ["wsgi.input"].read(min(remaining_bytes, 1 << 20))
+    ):
+        remaining_bytes -= len(chunk)

@@ -22,7 +22,7 @@ from smtrain.plane.client import CONTROL_PATH
 from smtrain.plane.server import disk_reserve, operations
 from smtrain.plane.server.faults import DroppedError
 from smtrain.plane.server.operations import answer
-from smtrain.plane.server.refusals import HERE
+from smtrain.plane.server.refusals import PLANE_NAME
 
 CAUSE = 300
 """Characters of a cause that a sentence quotes."""
@@ -38,35 +38,35 @@ class Guard:
         self.app, self.state = app, state
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        started: list[Any] = []
+        response_start: list[Any] = []
 
         def start(status: str, headers: list[tuple[str, str]], _: Any = None) -> Any:
-            started[:] = [status, headers]
+            response_start[:] = [status, headers]
             return _refuse_to_write
 
         try:
-            answered = self.app(environ, start)
-            chunks = iter(answered)
+            response = self.app(environ, start)
+            chunks = iter(response)
             first = next(chunks, b"")
-            status, headers = started
+            status, headers = response_start
         except DroppedError:
             raise
         except Exception as error:
-            return self._failed(environ, error, start_response)
+            return self._failure_answer(environ, error, start_response)
         if int(status[:3]) >= 400 and _PAGE.match(first):
             page = b"".join(itertools.islice(itertools.chain([first], chunks), 100))
-            _close(answered)
+            _close(response)
             return _of_page(environ, int(status[:3]), page, start_response)
         start_response(status, headers)
-        return _Rest(first, chunks, answered)
+        return _RemainingChunks(first, chunks, response)
 
-    def _failed(
+    def _failure_answer(
         self, environ: dict[str, Any], error: Exception, start_response: Any
     ) -> Iterable[bytes]:
         """The answer to a request whose handler raised."""
-        service, operation = _named(environ)
+        service, operation = _operation_of(environ)
         if isinstance(error, NotImplementedError):
-            return _answered(
+            return _send_answer(
                 environ, service, operation, operations.refusal(service, operation), start_response
             )
         status, code = 400, "SerializationException"
@@ -79,25 +79,23 @@ class Guard:
             traceback.print_exception(error)
             status, code = 500, _INTERNAL.get(service, "InternalFailure")
             message = self._sentence(operation, error)
-        return _answered(environ, service, operation, (status, code, message), start_response)
+        return _send_answer(environ, service, operation, (status, code, message), start_response)
 
     def _sentence(self, operation: str, error: Exception) -> str:
         if sentence := disk_reserve.sentence(error, self.state):
             return f"{operation} failed: {sentence}"
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         cause = cause if len(cause) <= CAUSE else f"{cause[:CAUSE]}..."
-        return (
-            f"{operation} failed in {HERE} ({cause}); {self.state / 'server.log'} has the traceback"
-        )
+        return f"{operation} failed in {PLANE_NAME} ({cause}); {self.state / 'server.log'} has the traceback"
 
 
-class _Rest:
+class _RemainingChunks:
     """A response that has begun; an error in it closes the connection, as its status has been
     sent.
     """
 
-    def __init__(self, first: bytes, chunks: Iterator[bytes], answered: Any) -> None:
-        self._chunks, self._answered = itertools.chain([first], chunks), answered
+    def __init__(self, first: bytes, chunks: Iterator[bytes], response: Any) -> None:
+        self._chunks, self._answered = itertools.chain([first], chunks), response
 
     def __iter__(self) -> Iterator[bytes]:
         return self._chunks
@@ -106,8 +104,8 @@ class _Rest:
         _close(self._answered)
 
 
-def _close(answered: Any) -> None:
-    if close := getattr(answered, "close", None):
+def _close(response: Any) -> None:
+    if close := getattr(response, "close", None):
         close()
 
 
@@ -121,19 +119,19 @@ def _of_page(
     """The answer in place of a page: moto sends 404 and 405 for operations that it does not
     have.
     """
-    service, operation = _named(environ)
+    service, operation = _operation_of(environ)
     if status in (404, 405):
-        return _answered(
+        return _send_answer(
             environ, service, operation, operations.refusal(service, operation), start_response
         )
     text = page.decode(errors="replace").partition("<h1>")[2]
     cause = " ".join(re.sub("<[^>]*>", " ", text).split())[:CAUSE]
     code = "InvalidRequest" if status < 500 else _INTERNAL.get(service, "InternalFailure")
-    error = (status, code, f"{operation} failed in {HERE}: {cause}")
-    return _answered(environ, service, operation, error, start_response)
+    error = (status, code, f"{operation} failed in {PLANE_NAME}: {cause}")
+    return _send_answer(environ, service, operation, error, start_response)
 
 
-def _answered(
+def _send_answer(
     environ: dict[str, Any],
     service: str,
     operation: str,
@@ -148,17 +146,17 @@ def _answered(
     return answer(environ, f"{service}:{operation}", reply, start_response)
 
 
-def _named(environ: dict[str, Any]) -> tuple[str, str]:
+def _operation_of(environ: dict[str, Any]) -> tuple[str, str]:
     """Service and operation, without reading from the connection: the body may have been read
     already.
     """
     path = environ.get("PATH_INFO", "")
     if path.startswith(CONTROL_PATH):
         return "smtrain", f"the control call {path.removeprefix(CONTROL_PATH)!r}"
-    return operations.named({**environ, **_kept(environ)})
+    return operations.service_and_operation({**environ, **_without_body(environ)})
 
 
-def _kept(environ: dict[str, Any]) -> dict[str, Any]:
+def _without_body(environ: dict[str, Any]) -> dict[str, Any]:
     body = environ.get("wsgi.input")
     if isinstance(body, io.BytesIO):  # an earlier reader has put it back
         return {

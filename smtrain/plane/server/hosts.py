@@ -16,7 +16,7 @@ from typing import Any
 
 from smtrain.core.files import open_regular_file
 from smtrain.plane.client import REGION, Endpoint, server_environment
-from smtrain.plane.files import remove, within
+from smtrain.plane.files import remove, safe_join
 from smtrain.plane.server import artifacts, pools, processes
 from smtrain.plane.server.channels import Channel, describe_inputs
 from smtrain.plane.server.faults import OWN_CLIENT
@@ -51,11 +51,11 @@ def default_environment() -> dict[str, str]:
     """Variables of every job: of the control plane's own only HOME, the language, and the number of
     threads.
     """
-    inherited = {
+    inherited_variables = {
         k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ
     }
     # As in the deep learning images: lines reach the log when they are printed.
-    return {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **inherited}
+    return {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **inherited_variables}
 
 
 def _silent_end(status: int) -> str:
@@ -140,8 +140,8 @@ class Host:
             ("inputdataconfig", describe_inputs(request)),
         ):
             (self.ml / f"input/config/{name}.json").write_text(json.dumps(content))
-        known = "".join(f"127.0.0.1 {name}\n" for name in self.names)
-        (self.folder / "etc_hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
+        host_lines = "".join(f"127.0.0.1 {name}\n" for name in self.names)
+        (self.folder / "etc_hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{host_lines}")
 
     def channel_folder(self, name: str) -> Path:
         return self.ml / "input" / "data" / name
@@ -152,7 +152,7 @@ class Host:
 
     def path_of(self, absolute: str) -> Path:
         """The path on this machine of a path below /opt/ml of the host."""
-        return within(self.ml, absolute.removeprefix("/opt/ml/"))
+        return safe_join(self.ml, absolute.removeprefix("/opt/ml/"))
 
     def start(
         self,
@@ -161,7 +161,7 @@ class Host:
         lazy: list[Channel],
         namespaces: bool,
         network: int,
-        more: dict[str, str],
+        extra_variables: dict[str, str],
     ) -> None:
         """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
 
@@ -176,7 +176,7 @@ class Host:
             "network": network,
             "package_parent": self.package_parent,
             "argv": command.argv,
-            "env": {**command.environment, **more, **self._environment(port)},
+            "env": {**command.environment, **extra_variables, **self._environment(port)},
             "fastfile": self._fastfile(lazy),
         }
         self._launch("smtrain.plane.server.sandbox", spec)
@@ -198,12 +198,12 @@ class Host:
                 start_new_session=True,
             )
             for target, descriptor in ((self.log.pump, output), (self._follow, status)):
-                own = os.dup(descriptor)
+                thread_descriptor = os.dup(descriptor)
                 try:
-                    thread = threading.Thread(target=target, args=(own,), daemon=True)
+                    thread = threading.Thread(target=target, args=(thread_descriptor,), daemon=True)
                     thread.start()
                 except BaseException:
-                    os.close(own)
+                    os.close(thread_descriptor)
                     raise
                 self._threads.append(thread)
 
@@ -212,7 +212,7 @@ class Host:
         return {
             **default_environment(),
             "PATH": search_path(self.job.request),
-            **(NO_CREDENTIALS if self.job.isolated else self.endpoint.environment()),
+            **(NO_CREDENTIALS if self.job.is_isolated else self.endpoint.environment()),
             **(
                 {pools.VARIABLE: f"/opt/ml/{pools.CACHE}"}
                 if pools.keep_alive(self.job.request)
@@ -240,8 +240,8 @@ class Host:
             }
         spec = self.folder / "fastfile.json"
         spec.write_text(json.dumps(channels))
-        for described in channels.values():
-            del described["entries"]
+        for channel_spec in channels.values():
+            del channel_spec["entries"]
         return {
             "command": [sys.executable, "-m", "smtrain.plane.server.fastfile", str(spec)],
             "env": {
@@ -269,12 +269,14 @@ class Host:
                         flush=True,
                     )
         assert self._process is not None
-        ended = self._process.wait()
+        exit_status = self._process.wait()
         if self.exit_code is None:
             self.exit_code = 137
-            how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
+            cause = (
+                signal.Signals(-exit_status).name if exit_status < 0 else f"status {exit_status}"
+            )
             self.lost = (
-                f"the process that ran host {self.name} ended with {how}; all that it had started"
+                f"the process that ran host {self.name} ended with {cause}; all that it had started"
                 " was ended"
             )
         self._end_rest()
@@ -330,7 +332,7 @@ class Host:
         """The content of /opt/ml/output/failure, else the last line of output, else the meaning of
         the status.
         """
-        path = artifacts.resolved(self.ml, self.ml / "output" / "failure")
+        path = artifacts.resolve_links(self.ml, self.ml / "output" / "failure")
         with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
             text = (
                 closing.enter_context(open_regular_file(path, links=False))

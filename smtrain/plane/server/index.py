@@ -23,7 +23,7 @@ from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.blobs import BlobFolder
 
 # Attributes of a FakeKey in a record, next to name, body, times, metadata and tags.
-KEPT = (
+VERSION_ATTRIBUTES = (
     "_etag",
     "contentsize",
     "_storage_class",
@@ -71,7 +71,7 @@ class ObjectIndex:
                     self.db.execute("INSERT INTO buckets VALUES (?, ?)", (name, json.dumps(record)))
 
         with self.lock:
-            disk_reserve.insist(write)
+            disk_reserve.retry_without_reserve(write)
 
     def put_keys(
         self,
@@ -79,7 +79,7 @@ class ObjectIndex:
         keys: set[tuple[str, str]],
         bodies: list[Path],
         *,
-        gone: bool,
+        is_deletion: bool,
     ) -> None:
         """Write the present state of these keys, then remove `bodies`, which no record names any
         more.
@@ -92,9 +92,9 @@ class ObjectIndex:
             self._keys |= keys
             self._bodies += bodies
             try:
-                disk_reserve.insist(lambda: self._write(backend))
+                disk_reserve.retry_without_reserve(lambda: self._write(backend))
             except sqlite3.Error as error:
-                if not gone or disk_number(error) is None:
+                if not is_deletion or disk_number(error) is None:
                     raise
                 self._remove()
                 self._write(backend)
@@ -133,7 +133,7 @@ def open_index(folder: Path) -> ObjectIndex:
     for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
         make_way(file)
     try:
-        index = disk_reserve.insist(lambda: ObjectIndex(path))
+        index = disk_reserve.retry_without_reserve(lambda: ObjectIndex(path))
         fault = index.db.execute("PRAGMA quick_check").fetchone()[0].decode(errors="replace")
         if fault == "ok":
             index.db.execute(OBJECTS + " LIMIT 1").fetchall()
@@ -159,8 +159,8 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
     a warning.
     """
     used: set[str] = set()
-    whole = True
-    if not index.db.execute(OBJECTS + " LIMIT 1").fetchall() and blobs.any():
+    is_complete = True
+    if not index.db.execute(OBJECTS + " LIMIT 1").fetchall() and blobs.has_bodies():
         # The index was lost. Set the bodies aside, or the sweep below would remove all of them.
         set_aside(blobs.root, "holds objects that no index names")
         make_folder(blobs.root)
@@ -177,7 +177,7 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
             bucket.versioning_status = record["versioning"]
         except Exception as error:
             print(
-                f"warning: the record of bucket {_shown(row[0])} is damaged ({error!r}); it is"
+                f"warning: the record of bucket {_printable(row[0])} is damaged ({error!r}); it is"
                 " left out",
                 flush=True,
             )
@@ -186,18 +186,18 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
             bucket_name, key, text = map(_text, row)
             used |= _restore_version(backend, blobs, bucket_name, key, json.loads(text))
         except Exception as error:
-            whole = False
+            is_complete = False
             reason = (
                 f"its body {error.filename} is gone"
                 if isinstance(error, FileNotFoundError)
                 else repr(error)
             )
             _hide_older(backend, row)
-            uri = "/".join(_shown(column) for column in row[:2])
+            uri = "/".join(_printable(column) for column in row[:2])
             print(
                 f"warning: s3://{uri} cannot be brought back ({reason}); it is left out", flush=True
             )
-    if whole:  # else a body may belong to a record that could not be read
+    if is_complete:  # else a body may belong to a record that could not be read
         blobs.sweep(used)
 
 
@@ -207,9 +207,9 @@ def _restore_version(
     """Load one version; return the names of its bodies."""
     of_type(record, {"modified": str})
     store = backend.buckets[bucket_name].keys
-    modified = datetime.datetime.fromisoformat(record["modified"])
-    if modified.utcoffset():
-        raise ValueError(f"its time {modified} is not of UTC, as ours are")
+    modified_at = datetime.datetime.fromisoformat(record["modified"])
+    if modified_at.utcoffset():
+        raise ValueError(f"its time {modified_at} is not of UTC, as ours are")
     used = set()
     if "marker" in record:
         of_type(record, {"marker": str})
@@ -226,18 +226,20 @@ def _restore_version(
                 f"its body has {path.stat().st_size} bytes, not"
                 f" {record['attributes']['contentsize']}"
             )
-        adopted: Any = Adopted(path)
+        adopted_body: Any = Adopted(path)
         version = models.FakeKey(
-            key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known"
+            key, adopted_body, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known"
         )
-        vars(version).update({k: v for k, v in record["attributes"].items() if k in KEPT})
+        vars(version).update(
+            {k: v for k, v in record["attributes"].items() if k in VERSION_ATTRIBUTES}
+        )
         version.set_metadata(record["metadata"])
         if record["tags"]:
             backend.tagger.tag_resource(
                 version.arn, [{"Key": k, "Value": v} for k, v in record["tags"].items()]
             )
         used.add(path.name)
-    version.last_modified = modified
+    version.last_modified = modified_at
     store[key] = version
     return used
 
@@ -258,16 +260,16 @@ def _text(column: object) -> str:
     return column.decode()
 
 
-def _shown(column: object) -> str:
+def _printable(column: object) -> str:
     """A column as messages show it."""
     return column.decode(errors="backslashreplace") if isinstance(column, bytes) else repr(column)
 
 
-def of_type(record: Any, wanted: dict[str, Any]) -> None:
+def of_type(record: Any, types: dict[str, Any]) -> None:
     """Raise ValueError unless a record has members of these types."""
     if not isinstance(record, dict):
         raise ValueError("it is no object")
-    for name, kind in wanted.items():
+    for name, kind in types.items():
         if name not in record or not isinstance(record[name], kind):
             raise ValueError(f"its {name} is {record.get(name)!r:.60}")
 
@@ -280,13 +282,13 @@ class Adopted:
 
 
 def _record(backend: models.S3Backend, version: Any) -> dict[str, Any]:
-    modified = version.last_modified.isoformat()
+    modified_at = version.last_modified.isoformat()
     if isinstance(version, models.FakeDeleteMarker):
-        return {"marker": version.version_id, "modified": modified}
+        return {"marker": version.version_id, "modified": modified_at}
     return {
         "blob": version.blob.name,
-        "modified": modified,
+        "modified": modified_at,
         "metadata": dict(version.metadata),
         "tags": backend.tagger.get_tag_dict_for_resource(version.arn),
-        "attributes": {name: getattr(version, name) for name in KEPT},
+        "attributes": {name: getattr(version, name) for name in VERSION_ATTRIBUTES},
     }

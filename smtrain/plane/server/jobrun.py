@@ -51,11 +51,11 @@ class JobRun(threading.Thread):
         # A failing step does not stop the next: the end must be recorded, and nothing left behind.
         self._try(self.attempt.end_processes)
         self._try(lambda: self._finish(end))
-        if not self.job.ended:
+        if not self.job.has_ended:
             self._try(lambda: self.job.finish("Failed", reason=INTERNAL))
         self._try(self.attempt.discard)
         self._try(lambda: remove(self.job.folder / "hosts"))
-        self.executor.done(self.job)
+        self.executor.note_job_end(self.job)
 
     def _try(self, step: Callable[[], object]) -> None:
         try:
@@ -71,8 +71,10 @@ class JobRun(threading.Thread):
         while True:
             if end := self._machines():
                 return end
-            scheduled = self._schedule.pop(0) if self._schedule else None
-            end = self.attempt.run(longest - self.job.trained(), self._wait_left(), scheduled)
+            interruption_s = self._schedule.pop(0) if self._schedule else None
+            end = self.attempt.run(
+                longest - self.job.training_seconds(), self._wait_left(), interruption_s
+            )
             if end is not SPOT and end is not FAULT:
                 return end
             self.attempt.end_syncs(end)
@@ -91,23 +93,23 @@ class JobRun(threading.Thread):
     def _machines(self) -> End | None:
         """Wait for machines; return the job's end if none are available in time."""
         resources = self.job.request["ResourceConfig"]
-        wanted = resources.get("InstancePreferences") or []
-        kinds = [choice["InstanceType"] for choice in wanted] or sorted(
+        preferences = resources.get("InstancePreferences") or []
+        kinds = [choice["InstanceType"] for choice in preferences] or sorted(
             {k for _, k, _ in hosts_of(self.job.request)}
         )
         capacity, since = self.executor.capacity, time.monotonic()
         while not self.warm:
-            missing = [capacity.shortage(kind, self.spot) for kind in kinds]
-            enough = None in missing if wanted else not any(missing)
-            if enough and wanted:
-                chosen = wanted[missing.index(None)]
-                resources["SelectedInstanceType"] = chosen["InstanceType"]
-                resources["SelectedInstanceCount"] = chosen.get("InstanceCount", 1)
+            kind_shortages = [capacity.shortage(kind, self.spot) for kind in kinds]
+            enough = None in kind_shortages if preferences else not any(kind_shortages)
+            if enough and preferences:
+                preference = preferences[kind_shortages.index(None)]
+                resources["SelectedInstanceType"] = preference["InstanceType"]
+                resources["SelectedInstanceCount"] = preference.get("InstanceCount", 1)
             if enough:
                 return None
             if self.job.state["secondary"] != "Pending":
                 self.attempt.move("Pending")
-            shortages = [shortage for shortage in missing if shortage]
+            shortages = [shortage for shortage in kind_shortages if shortage]
             if self._wait_left() <= 0:
                 return End("Stopped", "MaxWaitTimeExceeded")
             if not self.spot and time.monotonic() - since >= shortages[0].pending:
@@ -161,4 +163,4 @@ class JobRun(threading.Thread):
         ):
             for host in self.attempt.hosts:
                 pools.leave_cache(self.job, host.ml, host.name)
-            pools.keep(self.job)
+            pools.keep_machines(self.job)

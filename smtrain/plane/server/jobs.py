@@ -86,12 +86,12 @@ class JobRecord:
         return str(self.state["status"])
 
     @property
-    def isolated(self) -> bool:
+    def is_isolated(self) -> bool:
         """Whether the job has no network."""
         return bool(self.request.get("EnableNetworkIsolation"))
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.status in FINAL_STATUSES
 
     def gen_response_object(self) -> dict[str, Any]:
@@ -102,14 +102,14 @@ class JobRecord:
         """Write the record. Raises OSError if the disk is full."""
         with self.lock:
             self.unsaved = True
-            kept = {
+            record = {
                 "request": self.request,
                 "arn": self.arn,
                 "tags": self.tags,
                 "state": self.state,
             }
-            text = json.dumps(kept, indent=1)
-            disk_reserve.insist(
+            text = json.dumps(record, indent=1)
+            disk_reserve.retry_without_reserve(
                 lambda: write_atomically(self.folder / "job.json", text, mode=0o600)
             )
             self.unsaved = False
@@ -125,9 +125,9 @@ class JobRecord:
     def load(folder: Path) -> JobRecord:
         """Read a record. A damaged one raises some exception."""
         with open_regular_file(folder / "job.json", links=False) as text:
-            kept = json.loads(text.read())
-        job = JobRecord(kept["request"], kept["arn"], folder, kept["state"])
-        job.tags = kept["tags"]
+            record = json.loads(text.read())
+        job = JobRecord(record["request"], record["arn"], folder, record["state"])
+        job.tags = record["tags"]
         if job.name != folder.name or not hosts_of(job.request):
             raise ValueError("it is the record of another job")
         for operation, answer in (
@@ -160,7 +160,7 @@ class JobRecord:
             self.state["trained"] += now - self.state["attempt_start"]
             self.state["attempt_start"] = None
 
-    def trained(self) -> float:
+    def training_seconds(self) -> float:
         """Seconds of training over all attempts."""
         since = self.state["attempt_start"]
         return float(self.state["trained"] + (time.time() - since if since is not None else 0.0))
@@ -168,7 +168,7 @@ class JobRecord:
     def pool_status(self) -> str | None:
         """InUse, Available, Reused or Terminated; None for a job that keeps no warm pool."""
         pool = self.state["pool"]
-        if not self.ended:
+        if not self.has_ended:
             return (
                 "InUse" if self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") else None
             )
@@ -184,7 +184,7 @@ class JobRecord:
         if status is None:
             return None
         view: dict[str, Any] = {"Status": status}
-        if self.ended and pool:
+        if self.has_ended and pool:
             end = min(pool.get("ended") or time.time(), pool["until"])
             view["ResourceRetainedBillableTimeInSeconds"] = max(0, round(end - pool["since"]))
             if pool.get("reused_by"):
@@ -222,7 +222,7 @@ class JobRecord:
     def summary(self) -> dict[str, Any]:
         """The job as ListTrainingJobs shows it."""
         full = self.describe()
-        wanted = (
+        keys = (
             "TrainingJobName",
             "TrainingJobArn",
             "CreationTime",
@@ -231,7 +231,7 @@ class JobRecord:
         )
         return {
             k: full[k]
-            for k in (*wanted, "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus")
+            for k in (*keys, "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus")
             if k in full
         }
 
@@ -247,7 +247,7 @@ class JobRecord:
             CreationTime=_time(state["created"]),
             LastModifiedTime=_time(state["modified"]),
             ModelArtifacts={"S3ModelArtifacts": uri_of(self.request)},
-            SecondaryStatusTransitions=[_timed(t) for t in state["transitions"]],
+            SecondaryStatusTransitions=[_convert_times(t) for t in state["transitions"]],
             FinalMetricDataList=[
                 {"MetricName": name, "Value": value, "Timestamp": _time(at)}
                 for name, (value, at) in state["metrics"].items()
@@ -294,7 +294,7 @@ def _transition(secondary: str, now: float) -> dict[str, Any]:
     return {"Status": secondary, "StartTime": now, "StatusMessage": MESSAGES[secondary]}
 
 
-def _timed(transition: dict[str, Any]) -> dict[str, Any]:
+def _convert_times(transition: dict[str, Any]) -> dict[str, Any]:
     return {k: _time(v) if k.endswith("Time") else v for k, v in transition.items()}
 
 

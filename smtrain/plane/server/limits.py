@@ -37,16 +37,18 @@ def s3_fault(environ: dict[str, Any], body: bytes) -> Error | None:
             "MalformedXML",
             "The XML you provided was not well-formed or did not validate against our schema",
         )
-    sent = environ.get("HTTP_X_AMZ_DECODED_CONTENT_LENGTH") or environ.get("CONTENT_LENGTH") or "0"
-    if method == "PUT" and key and sent.isdigit() and int(sent) > BODY_BYTES:
+    body_size = (
+        environ.get("HTTP_X_AMZ_DECODED_CONTENT_LENGTH") or environ.get("CONTENT_LENGTH") or "0"
+    )
+    if method == "PUT" and key and body_size.isdigit() and int(body_size) > BODY_BYTES:
         return 400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size"
     prefix = "HTTP_X_AMZ_META_"
-    own = [
+    metadata = [
         (name.removeprefix(prefix), value)
         for name, value in environ.items()
         if name.startswith(prefix)
     ]
-    if sum(len(name) + len(value) for name, value in own) > METADATA_BYTES:
+    if sum(len(name) + len(value) for name, value in metadata) > METADATA_BYTES:
         return (
             400,
             "MetadataTooLarge",
@@ -61,15 +63,17 @@ def cap_page(environ: dict[str, Any]) -> None:
     if any(
         name == "max-keys" and value.isdigit() and int(value) > PAGE_KEYS for name, value in query
     ):
-        capped = [(name, str(PAGE_KEYS) if name == "max-keys" else value) for name, value in query]
-        environ["QUERY_STRING"] = urlencode(capped)
+        capped_query = [
+            (name, str(PAGE_KEYS) if name == "max-keys" else value) for name, value in query
+        ]
+        environ["QUERY_STRING"] = urlencode(capped_query)
 
 
 def iam_fault(operation: str, body: bytes) -> Error | None:
     """The error of IAM for a policy longer than AWS takes; None for any other call."""
-    if (most := POLICY_CHARACTERS.get(operation)) is None:
+    if (max_characters := POLICY_CHARACTERS.get(operation)) is None:
         return None
     policy = parse_qs(body.decode(errors="replace")).get("PolicyDocument", [""])[0]
-    if len("".join(policy.split())) <= most:
+    if len("".join(policy.split())) <= max_characters:
         return None
-    return 409, "LimitExceeded", f"Cannot exceed quota for PolicySize: {most}"
+    return 409, "LimitExceeded", f"Cannot exceed quota for PolicySize: {max_characters}"

@@ -48,13 +48,13 @@ class LogFile:
     """Lines in the order written, whose times never decrease. Without a path all are in memory."""
 
     def __init__(
-        self, path: Path | None = None, lost: Callable[[OSError], None] | None = None
+        self, path: Path | None = None, on_lost: Callable[[OSError], None] | None = None
     ) -> None:
         """Open a new file.
 
         `lost` is called once if the disk is full later. Raises OSError if it is full now.
         """
-        self.path, self._lost = path, lost
+        self.path, self._lost = path, on_lost
         self.count, self.stamp, self.first = 0, 0, 0
         """The number of lines, the last one's time, and the first one's."""
         self._blocks: list[LogBlock] = []
@@ -111,12 +111,12 @@ class LogFile:
         for block in range(self._block_of(number), len(self._blocks)):
             yield from (line for line in self._lines_of(block) if line.number >= number)
 
-    def back(self, number: int) -> Iterator[LogLine]:
+    def lines_before(self, number: int) -> Iterator[LogLine]:
         """Lines before a number, the last one first."""
         for block in range(self._block_of(number - 1), -1, -1) if number > 0 else ():
             yield from (line for line in reversed(self._lines_of(block)) if line.number < number)
 
-    def after(self, stamp: int) -> int:
+    def number_at(self, stamp: int) -> int:
         """The number of the first line at this time or later."""
         block = max(0, bisect.bisect_left(self._blocks, stamp, key=lambda block: block.stamp) - 1)
         for place in range(block, len(self._blocks)):
@@ -140,9 +140,9 @@ class LogFile:
             while self._waiting and self._file is not None:
                 del self._waiting[: os.write(self._file, self._waiting)]
         except OSError as error:
-            if lost := self._lost:
+            if on_lost := self._lost:
                 self._lost = None
-                lost(error)
+                on_lost(error)
 
     def _block_of(self, number: int) -> int:
         return max(0, bisect.bisect_right(self._blocks, number, key=lambda block: block.number) - 1)
@@ -153,9 +153,13 @@ class LogFile:
             if self._newest and place + 1 == len(self._blocks):
                 return list(self._newest)
             on_disk = self._size - len(self._waiting)
-            waiting = bytes(self._waiting[max(0, block.offset - on_disk) : max(0, end - on_disk)])
-        if waiting or self.path is None:
-            return _parsed(block, self._from_disk(block.offset, end - len(waiting)) + waiting)
+            unwritten_bytes = bytes(
+                self._waiting[max(0, block.offset - on_disk) : max(0, end - on_disk)]
+            )
+        if unwritten_bytes or self.path is None:
+            return _parse_lines(
+                block, self._from_disk(block.offset, end - len(unwritten_bytes)) + unwritten_bytes
+            )
         return _complete(self, block, end)
 
     def _from_disk(self, begin: int, end: int) -> bytes:
@@ -172,11 +176,11 @@ class LogFile:
         number = 0
         with open_regular_file(path, links=False) as file:
             while row := file.readline(ROW_BYTES):
-                whole = row.endswith(b"\n")
-                number += whole
+                is_complete = row.endswith(b"\n")
+                number += is_complete
                 pair = _pair(row)
                 if pair is None:
-                    if whole:  # else the last line of a server that was killed while it wrote
+                    if is_complete:  # else the last line of a server that was killed while it wrote
                         print(
                             f"warning: line {number} of {path} is damaged; it is left out",
                             flush=True,
@@ -197,10 +201,10 @@ class LogFile:
 
 @functools.lru_cache(KEPT_BLOCKS)
 def _complete(log: LogFile, block: LogBlock, end: int) -> list[LogLine]:
-    return _parsed(block, log._from_disk(block.offset, end))
+    return _parse_lines(block, log._from_disk(block.offset, end))
 
 
-def _parsed(block: LogBlock, rows: bytes) -> list[LogLine]:
+def _parse_lines(block: LogBlock, rows: bytes) -> list[LogLine]:
     lines, stamp = list[LogLine](), block.stamp
     for row in rows.split(b"\n"):
         if (pair := _pair(row)) is not None:

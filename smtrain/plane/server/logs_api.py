@@ -70,11 +70,11 @@ delivery = Delivery()
 def control(options: dict[str, Any]) -> dict[str, Any]:
     """Set the delivery of events; options that are not given return to their defaults."""
     global delivery
-    known = {f.name for f in fields(Delivery)}
-    if unknown := options.keys() - known:
-        raise ValueError(f"no such setting of log delivery: {', '.join(sorted(unknown))}")
+    field_names = {f.name for f in fields(Delivery)}
+    if unknown_names := options.keys() - field_names:
+        raise ValueError(f"no such setting of log delivery: {', '.join(sorted(unknown_names))}")
     delivery = Delivery(**options)
-    return {name: getattr(delivery, name) for name in sorted(known)}
+    return {name: getattr(delivery, name) for name in sorted(field_names)}
 
 
 class Event:
@@ -177,9 +177,9 @@ class JobStream(LogStream):
             )
         return description
 
-    def after(self, start: int | None) -> int:
+    def number_at(self, start: int | None) -> int:
         """The number of the first event at or after a timestamp."""
-        return self.log.after(start) if start else 0
+        return self.log.number_at(start) if start else 0
 
     def readable_from(self, number: int, end: int | None = None) -> Iterator[Event]:
         """Readable events from a number on, before timestamp `end`."""
@@ -190,7 +190,7 @@ class JobStream(LogStream):
 
     def readable_to(self, number: int, start: int | None = None) -> Iterator[Event]:
         """Readable events before a number, the youngest first."""
-        for event in self._by_now(self.log.back(number)):
+        for event in self._by_now(self.log.lines_before(number)):
             if start is not None and event.timestamp < start:
                 return
             yield event
@@ -212,15 +212,15 @@ class JobStream(LogStream):
         start, end = params.get("startTime"), params.get("endTime")
         token = params.get("nextToken")
         if token:
-            way, number, turn = _parsed(token)
+            way, number, turn = _parse_token(token)
         else:
             way, number, turn = (
                 ("f", 0, 0) if params.get("startFromHead") else ("b", self.log.count, 0)
             )
         if way == "f":
-            source = self.readable_from(max(number, self.after(start)), end)
+            source = self.readable_from(max(number, self.number_at(start)), end)
         else:
-            source = self.readable_to(min(number, self.after(end) if end else number), start)
+            source = self.readable_to(min(number, self.number_at(end) if end else number), start)
         events = fill(source, limit)
         if (
             token
@@ -231,11 +231,13 @@ class JobStream(LogStream):
             events, turn = [], turn + 1
         if way == "b":
             events.reverse()
-        back, forth = (events[0].number, events[-1].number + 1) if events else (number, number)
+        first_number, forth = (
+            (events[0].number, events[-1].number + 1) if events else (number, number)
+        )
         return {
             "events": [event.to_response_dict() for event in events],
             "nextForwardToken": _token("f", forth, turn if way == "f" else 0),
-            "nextBackwardToken": _token("b", back, turn if way == "b" else 0),
+            "nextBackwardToken": _token("b", first_number, turn if way == "b" else 0),
         }
 
 
@@ -257,9 +259,9 @@ def _token(way: str, number: int, turn: int) -> str:
     return f"{way}/{number:056d}/{turn or 's'}"
 
 
-def _parsed(token: str) -> tuple[str, int, int]:
-    way, _, rest = token.partition("/")
-    number, _, turn = rest.partition("/")
+def _parse_token(token: str) -> tuple[str, int, int]:
+    way, _, remainder = token.partition("/")
+    number, _, turn = remainder.partition("/")
     if way not in ("f", "b") or not number.isdigit():
         raise InvalidParameterException(msg="The specified nextToken is invalid.")
     return way, int(number), int(turn) if turn.isdigit() else 0
@@ -286,7 +288,7 @@ def forget(job_name: str) -> None:
         del group.streams[name]  # type: ignore[union-attr]
 
 
-def visible(prefix: str = "") -> list[JobStream]:
+def visible_streams(prefix: str = "") -> list[JobStream]:
     group = logs_backends[ACCOUNT][REGION].groups.get(LOG_GROUP)
     if group is None:
         raise ResourceNotFoundException(msg="The specified log group does not exist.")
@@ -306,21 +308,21 @@ def install() -> None:
 
     def page(params: dict[str, Any]) -> dict[str, Any]:
         name = params.get("logStreamName", "")
-        stream = next((s for s in visible(name) if s.log_stream_name == name), None)
+        stream = next((s for s in visible_streams(name) if s.log_stream_name == name), None)
         if stream is None:
             raise ResourceNotFoundException(msg="The specified log stream does not exist.")
         return stream.page(params)
 
-    for name, ours in (
+    for name, handler in (
         ("GetLogEvents", page),
-        ("FilterLogEvents", filtered),
-        ("DescribeLogStreams", described),
+        ("FilterLogEvents", filter_events),
+        ("DescribeLogStreams", describe_streams),
     ):
         method = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-        setattr(LogsResponse, method, _for_jobs(name, getattr(LogsResponse, method), ours))
+        setattr(LogsResponse, method, _for_jobs(name, getattr(LogsResponse, method), handler))
 
 
-def _for_jobs(operation: str, theirs: Any, ours: Any) -> Any:
+def _for_jobs(operation: str, moto_method: Any, handler: Any) -> Any:
     def run(self: Any) -> Any:
         params = json.loads(self.body)
         group = (
@@ -328,25 +330,25 @@ def _for_jobs(operation: str, theirs: Any, ours: Any) -> Any:
             or (params.get("logGroupIdentifier") or "").rpartition(":log-group:")[2]
         )
         if group != LOG_GROUP:
-            return theirs(self)
+            return moto_method(self)
         if fault := validation.fault_of("logs", operation, params):
             raise InvalidParameterException(msg=fault)
-        return json.dumps(ours(params))
+        return json.dumps(handler(params))
 
     return run
 
 
-def filtered(params: dict[str, Any]) -> dict[str, Any]:
+def filter_events(params: dict[str, Any]) -> dict[str, Any]:
     """FilterLogEvents: events of the named streams, of those with a prefix, or of all, ordered by
     time.
     """
     names = params.get("logStreamNames")
-    chosen = visible(params.get("logStreamNamePrefix") or "")
+    streams = visible_streams(params.get("logStreamNamePrefix") or "")
     if names:
-        chosen = [stream for stream in chosen if stream.log_stream_name in names]
-        if missing := set(names) - {stream.log_stream_name for stream in chosen}:
+        streams = [stream for stream in streams if stream.log_stream_name in names]
+        if missing_names := set(names) - {stream.log_stream_name for stream in streams}:
             raise ResourceNotFoundException(
-                msg=f"The specified log stream does not exist: {sorted(missing)[0]}"
+                msg=f"The specified log stream does not exist: {sorted(missing_names)[0]}"
             )
     start, end, token = params.get("startTime"), params.get("endTime"), params.get("nextToken")
     if token and not re.fullmatch(r"\d{20,}/\d+", token):
@@ -364,12 +366,12 @@ def filtered(params: dict[str, Any]) -> dict[str, Any]:
     limit = int(params.get("limit") or PAGE_EVENTS)
     events: list[dict[str, Any]] = []
     size = 0
-    merged = heapq.merge(*map(of, chosen), key=lambda entry: entry[0])
-    more = False
-    for mark, stream, event in merged:
+    merged_events = heapq.merge(*map(of, streams), key=lambda entry: entry[0])
+    has_more = False
+    for mark, stream, event in merged_events:
         size += len(event.message.encode()) + EVENT_BYTES
         if len(events) == limit or (events and size > PAGE_BYTES):
-            more = True
+            has_more = True
             break
         events.append(
             {"eventId": mark, "logStreamName": stream.log_stream_name, **event.to_response_dict()}
@@ -381,12 +383,12 @@ def filtered(params: dict[str, Any]) -> dict[str, Any]:
             "searchedLogStreams": [],
         }
     page: dict[str, Any] = {"events": events, "searchedLogStreams": []}
-    if more:
+    if has_more:
         page["nextToken"] = f"{events[-1]['eventId']}/0"
     return page
 
 
-def described(params: dict[str, Any]) -> dict[str, Any]:
+def describe_streams(params: dict[str, Any]) -> dict[str, Any]:
     """DescribeLogStreams."""
     limit, prefix = int(params.get("limit") or 50), params.get("logStreamNamePrefix") or ""
     if not 1 <= limit <= 50:
@@ -396,8 +398,8 @@ def described(params: dict[str, Any]) -> dict[str, Any]:
         raise InvalidParameterException(
             msg="Cannot order by LastEventTime with a logStreamNamePrefix."
         )
-    chosen = visible(prefix)
-    rows = [stream.to_describe_dict() for stream in chosen]
+    streams = visible_streams(prefix)
+    rows = [stream.to_describe_dict() for stream in streams]
     rows.sort(
         key=lambda row: (row.get("lastEventTimestamp", 0) if by_time else 0, row["logStreamName"]),
         reverse=bool(params.get("descending")),

@@ -40,7 +40,7 @@ class HostLog:
     line] pairs.
     """
 
-    def __init__(self, job: JobRecord, host: str, lost: Callable[[OSError], None]) -> None:
+    def __init__(self, job: JobRecord, host: str, on_lost: Callable[[OSError], None]) -> None:
         """`lost` is called once if the disk is full; lines are then kept in memory and retried with
         every write.
         """
@@ -51,7 +51,7 @@ class HostLog:
         while (folder / f"{host}-{epoch}.jsonl").exists():  # another attempt in the same second
             epoch += 1
         self.name = f"{host}-{epoch}"
-        self._log = LogFile(folder / f"{self.name}.jsonl", lost)
+        self._log = LogFile(folder / f"{self.name}.jsonl", on_lost)
         self._stream = stream_of(f"{job.name}/{self.name}", self._log)
         self._metrics = Metrics(job)
         self._lock = threading.Lock()
@@ -172,22 +172,22 @@ def _numbers(texts: list[str]) -> Iterator[float]:
 
 def _lines(descriptor: int) -> Iterator[list[str]]:
     """Batches of lines as they arrive, until the last writer is gone."""
-    rest, cut = b"", 0
+    remainder, cut = b"", 0
     while chunk := os.read(descriptor, 1 << 16):
-        *whole, rest = (rest + chunk).split(b"\n")
+        *complete_lines, remainder = (remainder + chunk).split(b"\n")
         lines: list[str] = []
-        for line in whole:
+        for line in complete_lines:
             pieces = _pieces(line)
             lines += [*pieces, _cut(cut + len(line))] if cut or len(pieces) > 1 else pieces
             cut = 0
-        *full, rest = _cuts(rest)
+        *full, remainder = _cuts(remainder)
         for piece in full:
             lines += _texts(piece)
             cut += len(piece)
         if lines:
             yield lines
-    if rest or cut:
-        yield [*_pieces(rest), *([_cut(cut + len(rest))] if cut else [])]
+    if remainder or cut:
+        yield [*_pieces(remainder), *([_cut(cut + len(remainder))] if cut else [])]
 
 
 def _pieces(line: bytes) -> list[str]:
@@ -210,8 +210,8 @@ def _texts(piece: bytes) -> list[str]:
     many bytes.
     """
     text = piece.decode("utf-8", "replace")
-    most = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
-    return [text[at : at + most] for at in range(0, len(text), most)] if text else [""]
+    max_length = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
+    return [text[at : at + max_length] for at in range(0, len(text), max_length)] if text else [""]
 
 
 def _boundary(line: bytes) -> int:

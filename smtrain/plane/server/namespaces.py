@@ -168,7 +168,7 @@ class HostNetwork:
         self._holder.wait()
 
 
-def refusal(namespaces: bool) -> str | None:
+def isolation_refusal(namespaces: bool) -> str | None:
     """A sentence if a job cannot be isolated on this machine; None if it can."""
     try:
         if not namespaces:

@@ -20,9 +20,9 @@ from botocore.exceptions import UnknownServiceError
 
 from smtrain.core.botocore_models import service_model
 from smtrain.plane.server import limits, validation
-from smtrain.plane.server.refusals import HERE
+from smtrain.plane.server.refusals import PLANE_NAME
 
-OURS = frozenset(
+SERVED_OPERATIONS = frozenset(
     (
         "AddTags",
         "CreateTrainingJob",
@@ -77,22 +77,22 @@ _NOT_IN_S3 = re.compile(
     r"|.*ObjectTorrent|CreateSession|RenameObject|RestoreObject|SelectObjectContent|UpdateObjectEncryption"
 )
 # Operations of S3 at other hosts on AWS; here other operations have their paths.
-_ELSEWHERE = ("ListDirectoryBuckets", "WriteGetObjectResponse")
+_OTHER_HOST_OPERATIONS = ("ListDirectoryBuckets", "WriteGetObjectResponse")
 # The model with the paths of a service's operations, by the name that requests are signed with.
 _MODELS = {"sagemaker": "sagemaker-runtime"}
 
 
-def refused(service: str, operation: str) -> bool:
+def is_refused(service: str, operation: str) -> bool:
     """Whether an operation is refused by name, before moto sees it."""
     if service == "sagemaker":  # also sagemaker-runtime's, for which moto invents answers
-        return operation not in OURS | PASSED_ON
+        return operation not in SERVED_OPERATIONS | PASSED_ON
     return service == "s3" and _NOT_IN_S3.fullmatch(operation) is not None
 
 
 def refusal(service: str, operation: str) -> tuple[int, str, str]:
     """Status, code and message for an operation that the control plane does not have."""
     message = (
-        f"{service}:{operation} cannot be called: {HERE} does not have it; docs/local.md lists what"
+        f"{service}:{operation} cannot be called: {PLANE_NAME} does not have it; docs/local.md lists what"
         " it has"
     )
     return 501, "NotImplemented", message
@@ -116,8 +116,8 @@ class Operations:
             or _is_sagemaker(environ)
         ):
             return self.app(environ, start_response)  # type: ignore[no-any-return]
-        service, operation = named(environ)
-        if refused(service, operation):
+        service, operation = service_and_operation(environ)
+        if is_refused(service, operation):
             return answer(
                 environ, f"{service}:{operation}", refusal(service, operation), start_response
             )
@@ -170,7 +170,7 @@ def _is_sagemaker(environ: dict[str, Any]) -> bool:
     return "/sagemaker/aws4_request" in environ.get("HTTP_AUTHORIZATION", "")
 
 
-def named(environ: dict[str, Any]) -> tuple[str, str]:
+def service_and_operation(environ: dict[str, Any]) -> tuple[str, str]:
     """Service and operation of a request; of an unknown operation, its method and path."""
     service, _, operation = operation_of(environ).partition(":")
     if "HTTP_X_AMZ_TARGET" in environ or (operation != "Unknown" and service != "s3"):
@@ -199,7 +199,7 @@ def _routes(service: str) -> list[tuple[str, re.Pattern[str], frozenset[str], fr
         return []
     routes = []
     for name in model.operation_names:
-        if name in _ELSEWHERE:
+        if name in _OTHER_HOST_OPERATIONS:
             continue
         operation = model.operation_model(name)
         path, _, query = operation.http["requestUri"].partition("?")
@@ -211,11 +211,11 @@ def _routes(service: str) -> list[tuple[str, re.Pattern[str], frozenset[str], fr
         headers = set()
         shape = operation.input_shape
         for member in shape.required_members if shape else ():
-            placed = shape.members[member].serialization
-            if placed.get("location") == "querystring":
-                keys.add(placed["name"])
-            elif placed.get("location") == "header":
-                headers.add("HTTP_" + placed["name"].upper().replace("-", "_"))
+            serialization = shape.members[member].serialization
+            if serialization.get("location") == "querystring":
+                keys.add(serialization["name"])
+            elif serialization.get("location") == "header":
+                headers.add("HTTP_" + serialization["name"].upper().replace("-", "_"))
         parts = (
             (
                 r"/.+"
@@ -351,5 +351,5 @@ def _asks_with_a_form(environ: dict[str, Any]) -> bool:
 
 
 def _cbor(text: str) -> bytes:
-    encoded = text.encode(errors="replace")
-    return b"\x7a" + len(encoded).to_bytes(4, "big") + encoded
+    data = text.encode(errors="replace")
+    return b"\x7a" + len(data).to_bytes(4, "big") + data

@@ -25,7 +25,7 @@ def cache_folder(job: JobRecord, host: str) -> Path:
     return job.folder / "pool" / host
 
 
-def keep(job: JobRecord) -> None:
+def keep_machines(job: JobRecord) -> None:
     """Keep the machines of a job that has just ended, if it asked for a pool."""
     seconds = keep_alive(job.request)
     if not seconds:
@@ -43,7 +43,7 @@ def keep_alive(request: dict[str, Any]) -> int:
     return int(request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
 
 
-def matching(request: dict[str, Any], jobs: Iterable[JobRecord]) -> JobRecord | None:
+def find_matching(request: dict[str, Any], jobs: Iterable[JobRecord]) -> JobRecord | None:
     """The job whose pool a request gets: of those that match, the one kept the longest."""
     if not keep_alive(request):
         return None
@@ -98,20 +98,20 @@ def sweep(jobs: Iterable[JobRecord]) -> None:
 
 def take_cache(job: JobRecord, ml: Path, host: str) -> None:
     """Give a host its machine's cache folder, or an empty one."""
-    target, kept = ml / CACHE, cache_folder(job, host)
+    target, stored_folder = ml / CACHE, cache_folder(job, host)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if kept.is_dir():
-        shutil.move(kept, target)
+    if stored_folder.is_dir():
+        shutil.move(stored_folder, target)
     else:
         target.mkdir(exist_ok=True)
 
 
 def leave_cache(job: JobRecord, ml: Path, host: str) -> None:
     """Keep a host's cache folder for the job that reuses the pool."""
-    kept = cache_folder(job, host)
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    stored_folder = cache_folder(job, host)
+    stored_folder.parent.mkdir(parents=True, exist_ok=True)
     if (ml / CACHE).is_dir():
-        shutil.move(ml / CACHE, kept)
+        shutil.move(ml / CACHE, stored_folder)
 
 
 def fault_of(request: dict[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ MARK = "SMTRAIN_LOCAL_HOST"
 """Its value is the host's folder."""
 
 
-def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool:
+def end_all(folder: Path, *, include_subfolders: bool = False, seconds: float = 10.0) -> bool:
     """SIGKILL every process of the host with this folder, or with `below` of all hosts below it.
 
     Repeats until no process is left, as one may start another meanwhile. False if some are left
@@ -26,22 +26,22 @@ def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool
     """
 
     def none_left() -> bool:
-        running = marked(folder, below=below)
-        for pid in running:
+        running_pids = marked_pids(folder, include_subfolders=include_subfolders)
+        for pid in running_pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        return not running
+        return not running_pids
 
     return poll(none_left, 0.01, seconds)
 
 
-def marked(folder: Path, *, below: bool = False) -> set[int]:
+def marked_pids(folder: Path, *, include_subfolders: bool = False) -> set[int]:
     """Processes with the mark of this folder, and their descendants; empty on systems without
     /proc.
     """
     if not sys.platform.startswith("linux"):
         return set()
-    mark = f"\0{MARK}={folder}".encode() + (b"/" if below else b"\0")
+    mark = f"\0{MARK}={folder}".encode() + (b"/" if include_subfolders else b"\0")
     parents: dict[int, int] = {}
     pids: set[int] = set()
     for name in os.listdir("/proc"):
@@ -62,12 +62,16 @@ def marked(folder: Path, *, below: bool = False) -> set[int]:
             if mark in b"\0" + Path(f"/proc/{name}/environ").read_bytes() + b"\0":
                 pids.add(int(name))
     pids.discard(os.getpid())
-    while more := {pid for pid, parent in parents.items() if parent in pids} - pids - {os.getpid()}:
-        pids |= more
+    while (
+        descendants := {pid for pid, parent in parents.items() if parent in pids}
+        - pids
+        - {os.getpid()}
+    ):
+        pids |= descendants
     return pids
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
         return (

@@ -32,11 +32,11 @@ class LimitExceededError(JsonRESTError):
 
     code = 400
 
-    def __init__(self, quota: str, limit: float, used: int, wanted: int) -> None:
+    def __init__(self, quota: str, limit: float, used: int, delta: int) -> None:
         super().__init__(
             "ResourceLimitExceeded",
             f"The account-level service limit '{quota}' is {limit:.0f} Instances, with current"
-            f" utilization of {used} Instances and a request delta of {wanted} Instances. Please"
+            f" utilization of {used} Instances and a request delta of {delta} Instances. Please"
             " use AWS Service Quotas to request an increase for this quota. If AWS Service Quotas"
             " is not available, contact AWS support to request an increase for this quota.",
         )
@@ -63,8 +63,8 @@ class Quotas:
         if options.get("clear"):
             self.values, self.requested = dict(self._defaults), []
         values = options.get("values") or {}
-        if unknown := values.keys() - self.values.keys():
-            raise ValueError(f"no such quota: {', '.join(sorted(unknown))}")
+        if unknown_names := values.keys() - self.values.keys():
+            raise ValueError(f"no such quota: {', '.join(sorted(unknown_names))}")
         self.values.update({name: float(value) for name, value in values.items()})
         return {}
 
@@ -79,15 +79,15 @@ class Quotas:
         if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
             uses.append(WARM_POOL)
         for kind in {kind for _, kind, _ in hosts}:
-            wanted = sum(kind == other for _, other, _ in hosts)
+            instance_count = sum(kind == host_kind for _, host_kind, _ in hosts)
             for use in uses:
                 name = use.format(type=kind)
                 limit = self.values.get(name, DEFAULT_INSTANCES)
                 used = sum(_used(job, kind, use) for job in jobs)
-                if used + wanted > limit:
-                    raise LimitExceededError(name, limit, used, wanted)
+                if used + instance_count > limit:
+                    raise LimitExceededError(name, limit, used, instance_count)
 
-    def described(self, name: str) -> dict[str, Any]:
+    def describe_quota(self, name: str) -> dict[str, Any]:
         seconds = name == RUN_TIME
         return {
             "ServiceCode": "sagemaker",
@@ -110,38 +110,40 @@ def code_of(name: str) -> str:
 
 def _used(job: JobRecord, kind: str, use: str) -> int:
     """Instances of a type that a job uses under one quota."""
-    count = sum(kind == other for _, other, _ in hosts_of(job.request))
+    count = sum(kind == host_kind for _, host_kind, _ in hosts_of(job.request))
     if use == WARM_POOL:
-        held = not job.ended and job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds")
-        return count if held or (job.ended and job.pool_status() == "Available") else 0
+        keeps_pool = not job.has_ended and job.request["ResourceConfig"].get(
+            "KeepAlivePeriodInSeconds"
+        )
+        return count if keeps_pool or (job.has_ended and job.pool_status() == "Available") else 0
     spot = bool(job.request.get("EnableManagedSpotTraining"))
-    return count if not job.ended and spot == (use == SPOT) else 0
+    return count if not job.has_ended and spot == (use == SPOT) else 0
 
 
 def install(quotas: Quotas) -> None:
     """Replace moto's handlers, which do not know SageMaker."""
 
-    def missing(what: str) -> JsonRESTError:
-        message = f"The request failed because the specified {what} does not exist."
+    def not_found_error(noun: str) -> JsonRESTError:
+        message = f"The request failed because the specified {noun} does not exist."
         return JsonRESTError("NoSuchResourceException", message)
 
     def params_of(self: Any) -> dict[str, Any]:
         params: dict[str, Any] = json.loads(self.body)
         if params.get("ServiceCode") != "sagemaker":
-            raise missing("service")
+            raise not_found_error("service")
         return params
 
-    def named(code: str) -> str:
+    def quota_of_code(code: str) -> str:
         for name in quotas.values:
             if code_of(name) == code:
                 return name
-        raise missing("quota")
+        raise not_found_error("quota")
 
     def list_service_quotas(self: Any) -> str:
         params = params_of(self)
         names = sorted(quotas.values)
         if code := params.get("QuotaCode"):
-            names = [named(code)]
+            names = [quota_of_code(code)]
         try:
             start = int(base64.b64decode(params["NextToken"])) if params.get("NextToken") else 0
         except ValueError:
@@ -149,26 +151,30 @@ def install(quotas: Quotas) -> None:
                 "InvalidPaginationTokenException", "Invalid pagination token provided."
             ) from None
         end = start + int(params.get("MaxResults") or 100)
-        page: dict[str, Any] = {"Quotas": [quotas.described(name) for name in names[start:end]]}
+        page: dict[str, Any] = {
+            "Quotas": [quotas.describe_quota(name) for name in names[start:end]]
+        }
         if end < len(names):
             page["NextToken"] = base64.b64encode(str(end).encode()).decode()
         return json.dumps(page)
 
     def get_service_quota(self: Any) -> str:
-        return json.dumps({"Quota": quotas.described(named(params_of(self)["QuotaCode"]))})
+        return json.dumps(
+            {"Quota": quotas.describe_quota(quota_of_code(params_of(self)["QuotaCode"]))}
+        )
 
     def request_service_quota_increase(self: Any) -> str:
         params = params_of(self)
-        name = named(params["QuotaCode"])
+        name = quota_of_code(params["QuotaCode"])
         if params["DesiredValue"] <= quotas.values[name]:
             raise JsonRESTError(
                 "IllegalArgumentException",
                 "You must provide a quota value greater than the current quota value.",
             )
-        shown = quotas.described(name)
+        quota_fields = quotas.describe_quota(name)
         request = {
             **{
-                key: shown[key]
+                key: quota_fields[key]
                 for key in (
                     "ServiceCode",
                     "ServiceName",
@@ -190,7 +196,11 @@ def install(quotas: Quotas) -> None:
     def list_requested_service_quota_change_history_by_quota(self: Any) -> str:
         code = params_of(self)["QuotaCode"]
         return json.dumps(
-            {"RequestedQuotas": [each for each in quotas.requested if each["QuotaCode"] == code]}
+            {
+                "RequestedQuotas": [
+                    change for change in quotas.requested if change["QuotaCode"] == code
+                ]
+            }
         )
 
     for handler in (
@@ -200,12 +210,12 @@ def install(quotas: Quotas) -> None:
         list_requested_service_quota_change_history_by_quota,
     ):
         operation = "".join(word.capitalize() for word in handler.__name__.split("_"))
-        setattr(ServiceQuotasResponse, handler.__name__, _validated(operation, handler))
-    defaults: Any = _validated("ListAWSDefaultServiceQuotas", list_service_quotas)
+        setattr(ServiceQuotasResponse, handler.__name__, _with_validation(operation, handler))
+    defaults: Any = _with_validation("ListAWSDefaultServiceQuotas", list_service_quotas)
     ServiceQuotasResponse.list_aws_default_service_quotas = defaults  # type: ignore[method-assign]
 
 
-def _validated(operation: str, handler: Any) -> Any:
+def _with_validation(operation: str, handler: Any) -> Any:
     """The handler, behind the service's own validation."""
 
     def run(self: Any) -> Any:

@@ -12,7 +12,7 @@ from smtrain.plane.server import pools
 
 LONGEST_RUN = 28 * 86400
 """Seconds: StoppingCondition says that the maximum is 28 days."""
-HERE = "smtrain's local control plane"
+PLANE_NAME = "smtrain's local control plane"
 # Parts of a request that need services that the control plane does not have.
 ABSENT = {
     "ServerlessJobConfig": "runs no serverless jobs",
@@ -30,7 +30,7 @@ def fault_of(request: dict[str, Any]) -> str | None:
     """
     for key, reason in ABSENT.items():
         if request.get(key):
-            return f"{key} cannot be honoured: {HERE} {reason}"
+            return f"{key} cannot be honoured: {PLANE_NAME} {reason}"
     if fault := _algorithm_fault(request.get("AlgorithmSpecification") or {}):
         return fault
     if (
@@ -54,7 +54,7 @@ def fault_of(request: dict[str, Any]) -> str | None:
     for part in ("CheckpointConfig", "TensorBoardOutputConfig"):
         path = (request.get(part) or {}).get("LocalPath", "/opt/ml/")
         if not path.startswith("/opt/ml/") or ".." in path.split("/"):
-            return f"{part}.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
+            return f"{part}.LocalPath is {path}: {PLANE_NAME} syncs folders below /opt/ml only"
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or []]
     if len(set(names)) < len(names):
         return "InputDataConfig: channel names must be unique"
@@ -67,7 +67,7 @@ def fault_of(request: dict[str, Any]) -> str | None:
 def _algorithm_fault(algorithm: dict[str, Any]) -> str | None:
     if algorithm.get("AlgorithmName"):
         return (
-            f"AlgorithmSpecification.AlgorithmName cannot be honoured: {HERE} has no algorithms by"
+            f"AlgorithmSpecification.AlgorithmName cannot be honoured: {PLANE_NAME} has no algorithms by"
             " name"
         )
     if not algorithm.get("TrainingImage"):
@@ -96,13 +96,13 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
         )
     if resources.get("TrainingPlanArn"):
         return (
-            f"ResourceConfig.TrainingPlanArn cannot be honoured: {HERE} has no reserved machines;"
+            f"ResourceConfig.TrainingPlanArn cannot be honoured: {PLANE_NAME} has no reserved machines;"
             " leave it out here"
         )
     if resources.get("InstanceType") and "InstanceCount" not in resources:
         return "ResourceConfig.InstanceCount is required with InstanceType"
-    counted = resources.get(keys[0])
-    entries = [resources] if isinstance(counted, str) else counted or []
+    machines = resources.get(keys[0])
+    entries = [resources] if isinstance(machines, str) else machines or []
     if any(entry.get("InstanceCount", 1) < 1 for entry in entries):
         return "ResourceConfig: InstanceCount must be at least 1"
     kinds = [entry["InstanceType"] for entry in entries]
@@ -115,10 +115,10 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
 
 def _tags_fault(tags: list[dict[str, str]]) -> str | None:
     keys = [tag["Key"] for tag in tags]
-    if own := next((key for key in keys if key.lower().startswith("aws:")), None):
-        return f"Tag keys starting with 'aws:' are reserved for system use: {own}"
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
-        return f"Duplicate tag keys found. Tag keys must be unique: {twice}"
+    if reserved_key := next((key for key in keys if key.lower().startswith("aws:")), None):
+        return f"Tag keys starting with 'aws:' are reserved for system use: {reserved_key}"
+    if duplicate_key := next((key for key in keys if keys.count(key) > 1), None):
+        return f"Duplicate tag keys found. Tag keys must be unique: {duplicate_key}"
     return None
 
 
@@ -150,24 +150,22 @@ def _channel_fault(channel: dict[str, Any], default_mode: str) -> str | None:
         )
     source = channel["DataSource"].get("S3DataSource")
     if not source:
-        return f"InputDataConfig: channel '{name}': {HERE} serves S3DataSource only"
+        return f"InputDataConfig: channel '{name}': {PLANE_NAME} serves S3DataSource only"
     if source["S3DataType"] != "S3Prefix":
         return (
-            f"InputDataConfig: channel '{name}': {HERE} serves S3DataType S3Prefix, not"
+            f"InputDataConfig: channel '{name}': {PLANE_NAME} serves S3DataType S3Prefix, not"
             f" {source['S3DataType']}"
         )
     if not source["S3Uri"].startswith("s3://"):
         return f"InputDataConfig: channel '{name}': {source['S3Uri']} must be an s3:// URI"
-    if unknown := [
+    if unknown_keys := [
         key for key in source if key not in ("S3DataType", "S3Uri", "S3DataDistributionType")
     ]:
-        return (
-            f"InputDataConfig: channel '{name}': {HERE} does not honour S3DataSource.{unknown[0]}"
-        )
+        return f"InputDataConfig: channel '{name}': {PLANE_NAME} does not honour S3DataSource.{unknown_keys[0]}"
     mode = channel.get("InputMode", default_mode)
     if mode not in ("File", "FastFile"):
         return (
-            f"InputDataConfig: channel '{name}': {HERE} serves InputMode File and FastFile, not"
+            f"InputDataConfig: channel '{name}': {PLANE_NAME} serves InputMode File and FastFile, not"
             f" {mode}"
         )
     for key in ("ShuffleConfig", "RecordWrapperType"):

@@ -61,8 +61,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Set up the host, report it, follow commands until it has ended, and clean up."""
-        refusal, mounted = self._prepared()
-        self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
+        refusal, mounts = self._prepare()
+        self._say({"ready": {"refusal": refusal, "fastfile": mounts}})
         try:
             self._obey()
         finally:
@@ -71,7 +71,7 @@ class Supervisor:
                 self.daemon.wait()
             self._tidy()
 
-    def _prepared(self) -> tuple[str | None, dict[str, str | None]]:
+    def _prepare(self) -> tuple[str | None, dict[str, str | None]]:
         """Set up the host.
 
         Returns why it is not isolated, and by channel why it is not mounted, or None.
@@ -86,12 +86,12 @@ class Supervisor:
                 self.spec["ml"], self.spec["hosts_file"], self.spec["hostname"], holder
             )
             self.isolated = True
-            mounted = self._mount_channels()
+            mounts = self._mount_channels()
             if network is not None:
                 libc("setns", network, CLONE_NEWNET)
         except OSError as error:
             refusal = error.strerror or str(error)
-            mounted = self._mount_channels()
+            mounts = self._mount_channels()
         if self.isolated:
             # Only after the file system daemons have started: the next child becomes process 1 and
             # must be the leader.
@@ -101,7 +101,7 @@ class Supervisor:
             # Without a PID namespace, processes that the leader leaves become our children and are
             # ended.
             libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        return refusal, mounted
+        return refusal, mounts
 
     def _tidy(self) -> None:
         """Undo what outlives this process: nothing here, as mounts end with their namespace."""
@@ -124,11 +124,13 @@ class Supervisor:
                 refusal = f"/dev/fuse cannot be opened ({error.strerror})"
         if refusal or not channels:
             return dict.fromkeys(channels, refusal)
-        before = {name: os.stat(channel["mountpoint"]).st_dev for name, channel in channels.items()}
+        devices = {
+            name: os.stat(channel["mountpoint"]).st_dev for name, channel in channels.items()
+        }
         deadline = time.monotonic() + MOUNT_SECONDS
         servers = self._start_daemon(spec, deadline)
         return {
-            name: self._await_mount(channel, servers.get(name, 0), before[name], deadline)
+            name: self._await_mount(channel, servers.get(name, 0), devices[name], deadline)
             for name, channel in channels.items()
         }
 
@@ -154,12 +156,12 @@ class Supervisor:
         return json.loads(line) if line else {}
 
     def _await_mount(
-        self, channel: dict[str, Any], server: int, before: int, deadline: float
+        self, channel: dict[str, Any], server: int, device: int, deadline: float
     ) -> str | None:
         while server and time.monotonic() < deadline:
-            if os.stat(channel["mountpoint"]).st_dev != before:
+            if os.stat(channel["mountpoint"]).st_dev != device:
                 return None
-            if not processes.runs(server):
+            if not processes.is_running(server):
                 break
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError):
@@ -186,7 +188,7 @@ class Supervisor:
             if waker in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(waker, 512)
-                if self.leader and (code := self._reaped()) is not None:
+                if self.leader and (code := self._reap_leader()) is not None:
                     self._end_rest()
                     self._say({"exit": code})
                     return
@@ -197,12 +199,12 @@ class Supervisor:
 
     def _command(self) -> bool:
         """Execute commands from standard input; False at its end."""
-        arrived = os.read(0, 512)
-        self._commands += arrived
+        data = os.read(0, 512)
+        self._commands += data
         while b"\n" in self._commands:
             command, _, self._commands = self._commands.partition(b"\n")
             self._do(command)
-        return bool(arrived)
+        return bool(data)
 
     def _do(self, command: bytes) -> None:
         if command == b"go":
@@ -212,7 +214,7 @@ class Supervisor:
         elif command == b"kill" and self.leader:
             self._kill()
 
-    def _reaped(self) -> int | None:
+    def _reap_leader(self) -> int | None:
         """The leader's exit code as docker gives it (128 + signal); None while it runs."""
         pid, status = os.waitpid(self.leader, os.WNOHANG)
         if pid == 0:
@@ -231,8 +233,8 @@ class Supervisor:
         if self.leader:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.leader, signal.SIGKILL)
-        spared = {self.daemon.pid} if self.daemon else set()
-        while LINUX and (orphans := processes.children_of(os.getpid()) - spared):
+        spared_pids = {self.daemon.pid} if self.daemon else set()
+        while LINUX and (orphans := processes.children_of(os.getpid()) - spared_pids):
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -49,7 +49,7 @@ class Scanner:
 
     def _answers(self, patterns: list[str], lines: list[str]) -> list[list[str] | str]:
         """Answers up to the pattern at which the process died or hung, which is the last answer."""
-        process, answers = self._running(), list[list[str] | str]()
+        process, answers = self._ensure_process(), list[list[str] | str]()
         try:
             self._ask(process, lines)
             for pattern in patterns:
@@ -70,12 +70,12 @@ class Scanner:
             raise
         return answers
 
-    def _ask(self, process: subprocess.Popen[bytes], what: list[str] | str) -> None:
+    def _ask(self, process: subprocess.Popen[bytes], message: list[str] | str) -> None:
         assert process.stdin
-        process.stdin.write(json.dumps(what).encode() + b"\n")
+        process.stdin.write(json.dumps(message).encode() + b"\n")
         process.stdin.flush()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _ensure_process(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
@@ -100,11 +100,11 @@ class Scanner:
 
 
 def _matches(pattern: str, lines: list[str]) -> Iterator[str]:
-    compiled = re.compile(pattern)
-    if compiled.groups:
+    regex = re.compile(pattern)
+    if regex.groups:
         for line in lines:
             yield from (
-                text for match in compiled.finditer(line) if (text := match.group(1)) is not None
+                text for match in regex.finditer(line) if (text := match.group(1)) is not None
             )
 
 

@@ -28,12 +28,12 @@ def install() -> None:
     """
 
     def validate_instance_type(self: Any, instance_type: str) -> None:
-        known = (
+        variant_shape = (
             validation.input_shape("sagemaker", "CreateEndpointConfig")
             .members["ProductionVariants"]
             .member
         )
-        if instance_type not in known.members["InstanceType"].enum:
+        if instance_type not in variant_shape.members["InstanceType"].enum:
             raise AWSValidationException(
                 f"InstanceType {instance_type} is not one that endpoints have."
             )

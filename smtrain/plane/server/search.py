@@ -10,15 +10,15 @@ from moto.sagemaker.exceptions import AWSValidationException
 
 from smtrain.core.botocore_models import service_model
 from smtrain.plane.server.jobs import JobRecord
-from smtrain.plane.server.refusals import HERE
+from smtrain.plane.server.refusals import PLANE_NAME
 
 PAGE = 100
 """Default number of results of a page."""
 _COMPARES: dict[str, Callable[[Any, Any], bool]] = {
-    "GreaterThan": lambda actual, wanted: actual > wanted,
-    "GreaterThanOrEqualTo": lambda actual, wanted: actual >= wanted,
-    "LessThan": lambda actual, wanted: actual < wanted,
-    "LessThanOrEqualTo": lambda actual, wanted: actual <= wanted,
+    "GreaterThan": lambda actual, expected: actual > expected,
+    "GreaterThanOrEqualTo": lambda actual, expected: actual >= expected,
+    "LessThan": lambda actual, expected: actual < expected,
+    "LessThanOrEqualTo": lambda actual, expected: actual <= expected,
 }
 
 
@@ -26,22 +26,22 @@ def search(jobs: Iterable[JobRecord], params: dict[str, Any]) -> dict[str, Any]:
     """Answer a Search. Raises AWSValidationException for expressions that are not supported."""
     if params["Resource"] != "TrainingJob":
         raise AWSValidationException(
-            f"Resource is {params['Resource']}: {HERE} searches training jobs only; use TrainingJob"
+            f"Resource is {params['Resource']}: {PLANE_NAME} searches training jobs only; use TrainingJob"
         )
     expression = params.get("SearchExpression") or {}
     records = [job.gen_response_object() for job in jobs]
-    chosen = [record for record in records if _holds(expression, record)]
+    matching_records = [record for record in records if _holds(expression, record)]
     field = params.get("SortBy") or "LastModifiedTime"
     _check(field)
     descending = params.get("SortOrder", "Descending") == "Descending"
-    chosen.sort(
+    matching_records.sort(
         key=lambda record: (_order(record, field), record["TrainingJobName"]), reverse=descending
     )
-    shown, more = paged(chosen, params, PAGE)
-    return {"Results": [{"TrainingJob": record} for record in shown], **more}
+    page_records, next_page = slice_page(matching_records, params, PAGE)
+    return {"Results": [{"TrainingJob": record} for record in page_records], **next_page}
 
 
-def paged(
+def slice_page(
     jobs: list[dict[str, Any]], params: dict[str, Any], size: int
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The jobs of the requested page, of `size` by default, and the token of the next page.
@@ -62,14 +62,16 @@ def _holds(expression: dict[str, Any], record: dict[str, Any]) -> bool:
     """Whether a job's record matches an expression; an empty one matches all."""
     if expression.get("NestedFilters"):
         raise AWSValidationException(
-            f"NestedFilters cannot be honoured: {HERE} has Filters and SubExpressions only"
+            f"NestedFilters cannot be honoured: {PLANE_NAME} has Filters and SubExpressions only"
         )
-    results = [_fits(each, record) for each in expression.get("Filters") or []]
-    results += [_holds(each, record) for each in expression.get("SubExpressions") or []]
+    results = [
+        _holds_for_property(condition, record) for condition in expression.get("Filters") or []
+    ]
+    results += [_holds(condition, record) for condition in expression.get("SubExpressions") or []]
     return any(results) or not results if expression.get("Operator") == "Or" else all(results)
 
 
-def _fits(condition: dict[str, Any], record: dict[str, Any]) -> bool:
+def _holds_for_property(condition: dict[str, Any], record: dict[str, Any]) -> bool:
     name, operator = (
         condition["Name"],
         condition.get("Operator") or ("Equals" if "Value" in condition else "Exists"),
@@ -80,18 +82,22 @@ def _fits(condition: dict[str, Any], record: dict[str, Any]) -> bool:
         return bool(values) == (operator == "Exists")
     if "Value" not in condition:
         raise AWSValidationException(f"The filter of {name} has no Value, which {operator} needs.")
-    wanted: str = condition["Value"]
+    expected: str = condition["Value"]
     if operator == "NotEquals":
-        return not any(_equal(value, wanted) for value in values)
+        return not any(_equal(value, expected) for value in values)
     if operator == "Contains":
-        return any(wanted in str(value) for value in values)
+        return any(expected in str(value) for value in values)
     if operator == "In":
-        return any(_equal(value, each.strip()) for value in values for each in wanted.split(","))
+        return any(
+            _equal(value, choice.strip()) for value in values for choice in expected.split(",")
+        )
     if compare := _COMPARES.get(operator):
         return any(
-            compare(value, _like(value, wanted)) for value in values if not isinstance(value, dict)
+            compare(value, _parse_like(value, expected))
+            for value in values
+            if not isinstance(value, dict)
         )
-    return any(_equal(value, wanted) for value in values)
+    return any(_equal(value, expected) for value in values)
 
 
 def _check(name: str) -> None:
@@ -108,52 +114,52 @@ def _values(record: dict[str, Any], name: str) -> list[Any]:
     """All values of a property (`TrainingJobName`, `Tags.team`, `HyperParameters.lr`,
     `Metrics.loss`).
     """
-    first, _, rest = name.partition(".")
+    first, _, subkey = name.partition(".")
     if first == "Tags":
-        return [tag["Value"] for tag in record["Tags"] if tag["Key"] == rest]
+        return [tag["Value"] for tag in record["Tags"] if tag["Key"] == subkey]
     if first == "Metrics":
         return [
             metric["Value"]
             for metric in record["FinalMetricDataList"]
-            if metric["MetricName"] == rest
+            if metric["MetricName"] == subkey
         ]
-    if first in ("HyperParameters", "Environment") and rest:
-        return [value for key, value in (record.get(first) or {}).items() if key == rest]
-    held: list[Any] = [record]
+    if first in ("HyperParameters", "Environment") and subkey:
+        return [value for key, value in (record.get(first) or {}).items() if key == subkey]
+    values: list[Any] = [record]
     for part in name.split("."):
-        below = [each.get(part) for each in held if isinstance(each, dict)]
-        held = [
-            one
-            for each in below
-            if each is not None
-            for one in (each if isinstance(each, list) else [each])
+        members = [member.get(part) for member in values if isinstance(member, dict)]
+        values = [
+            item
+            for member in members
+            if member is not None
+            for item in (member if isinstance(member, list) else [member])
         ]
-    return held
+    return values
 
 
-def _equal(value: Any, wanted: str) -> bool:
+def _equal(value: Any, expected: str) -> bool:
     try:
-        return bool(value == _like(value, wanted))
+        return bool(value == _parse_like(value, expected))
     except AWSValidationException:
         return False
 
 
-def _like(value: Any, wanted: str) -> Any:
+def _parse_like(value: Any, expected: str) -> Any:
     """The filter's value in the type that it is compared with: a number, a time, or text."""
     try:
         if isinstance(value, bool):
-            return wanted.lower() == "true"
+            return expected.lower() == "true"
         if isinstance(value, (int, float)):
-            return float(wanted)
+            return float(expected)
         if isinstance(value, datetime.datetime):
-            moment = datetime.datetime.fromisoformat(wanted.replace("Z", "+00:00"))
+            moment = datetime.datetime.fromisoformat(expected.replace("Z", "+00:00"))
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
     except ValueError:
         raise AWSValidationException(
-            f"The Value {wanted[:60]!r} of a filter is not a number or a time, which its property"
+            f"The Value {expected[:60]!r} of a filter is not a number or a time, which its property"
             " needs."
         ) from None
-    return wanted
+    return expected
 
 
 def _order(record: dict[str, Any], field: str) -> tuple[int, Any]:

@@ -58,14 +58,14 @@ def _lock(state: Path) -> Any:
     make_way(state / "serve.lock")
     handle = open(state / "serve.lock", "a+")  # noqa: SIM115
 
-    def locked() -> bool:
+    def try_lock() -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
-    if not poll(locked, 0.05, 10):
+    if not poll(try_lock, 0.05, 10):
         sys.exit(
             f"another control plane already uses {state}; end it first with `smtrain local stop`"
         )
@@ -120,7 +120,7 @@ def serve(options: argparse.Namespace) -> None:
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     os.umask(0o077)
-    _held = _lock(state)  # until the process ends
+    _lock_handle = _lock(state)  # until the process ends
     # moto reads its settings at import: no CORS header that lets web pages in, no real account.
     os.environ.update(
         MOTO_DISABLE_GLOBAL_CORS="true",
@@ -137,9 +137,9 @@ def serve(options: argparse.Namespace) -> None:
     from smtrain.plane.server.guard import Guard
     from smtrain.plane.server.operations import Operations
 
-    before = _previous(state)
-    access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
-    secret_key = before.get("secret_key") or secrets.token_hex(20)
+    previous = _previous(state)
+    access_key = previous.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
+    secret_key = previous.get("secret_key") or secrets.token_hex(20)
 
     list_services_once()
     # Its applications are in Flask's debug mode: they raise what a handler raises, for the guard.
@@ -147,7 +147,7 @@ def serve(options: argparse.Namespace) -> None:
     control = Control(faults)
     gate = Gate(control, access_key, secret_key)
     guard = Guard(gate, state)
-    server = _bind(guard, options.port, before.get("url", ""))
+    server = _bind(guard, options.port, previous.get("url", ""))
     url = f"http://127.0.0.1:{server.server_port}"
     endpoint = Endpoint(
         url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key
@@ -188,7 +188,9 @@ def serve(options: argparse.Namespace) -> None:
         threading.Thread(
             target=_watch_idle, args=(gate, executor, options.idle_exit, leave), daemon=True
         ).start()
-    disk_reserve.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(fields), mode=0o600))
+    disk_reserve.retry_without_reserve(
+        lambda: write_atomically(state / ENDPOINT, json.dumps(fields), mode=0o600)
+    )
     server.serve_forever(poll_interval=0.05)
     executor.settle(SETTLES_WITHIN)
     # Running jobs end with us: a supervisor kills its host when our end of its pipe closes.
@@ -206,7 +208,9 @@ def _write_client_settings(state: Path, url: str) -> None:
     )  # YAML too
     for name, text in (("aws_config", config), (SDK_DEFAULTS, defaults)):
         make_way(state / name)
-        disk_reserve.insist(partial(write_atomically, state / name, text, mode=0o600))
+        disk_reserve.retry_without_reserve(
+            partial(write_atomically, state / name, text, mode=0o600)
+        )
 
 
 def _watch_idle(gate: Gate, executor: Any, seconds: float, leave: Any) -> None:
@@ -226,7 +230,7 @@ def _make_defaults() -> None:
 
     if BUCKET not in s3_backends[ACCOUNT]["aws"].buckets:
         s3_backends[ACCOUNT]["aws"].create_bucket(BUCKET, REGION)
-        store.keep(BUCKET, None)
+        store.write_changes(BUCKET, None)
     allow = {
         "Effect": "Allow",
         "Principal": {"Service": "sagemaker.amazonaws.com"},
@@ -246,18 +250,18 @@ def _make_defaults() -> None:
 
 def moto_fault() -> str:
     """A sentence if the installed moto is not one of MOTO_RELEASES, else the empty string."""
-    installed = metadata.version("moto")
+    version = metadata.version("moto")
     try:
-        release = tuple(int(part) for part in installed.split(".")[:3])
+        release = tuple(int(part) for part in version.split(".")[:3])
     except ValueError:  # a development build: accept it
         return ""
-    first, below = MOTO_RELEASES
-    if first <= release < below:
+    first, upper = MOTO_RELEASES
+    if first <= release < upper:
         return ""
-    wanted = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
+    specifier = f">={'.'.join(map(str, first))},<{'.'.join(map(str, upper))}"
     return (
-        f"the local control plane needs moto{wanted} and moto {installed} is installed; pip install"
-        f" 'moto{wanted}'"
+        f"the local control plane needs moto{specifier} and moto {version} is installed; pip install"
+        f" 'moto{specifier}'"
     )
 
 

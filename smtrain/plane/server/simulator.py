@@ -23,12 +23,14 @@ from moto.iam.responses import IamResponse
 
 from smtrain.plane.client import ACCOUNT, ROLE
 from smtrain.plane.server import validation
-from smtrain.plane.server.refusals import HERE
+from smtrain.plane.server.refusals import PLANE_NAME
 
 PAGE = 100
 CALLER = f"arn:aws:sts::{ACCOUNT}:user/moto"
 """The caller, as GetCallerIdentity names it."""
-_ALL = '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}'
+_ALLOW_ALL = (
+    '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}'
+)
 _KINDS = re.compile(rf"arn:aws:iam::{ACCOUNT}:(role|user|group)/(?:.*/)?([^/]+)")
 
 
@@ -51,7 +53,7 @@ class Policy:
         try:
             statement = json.loads(self.document)["Statement"]
             statements = [statement] if isinstance(statement, dict) else list(statement)
-            if all(isinstance(each, dict) for each in statements):
+            if all(isinstance(entry, dict) for entry in statements):
                 return statements
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
@@ -67,16 +69,16 @@ def install() -> None:
         params = {key: value for key, value in self._get_params().items() if value is not None}
         if fault := validation.fault_of("iam", "SimulatePrincipalPolicy", params):
             raise InvalidInputError(fault)
-        return ActionResult(simulated(params))
+        return ActionResult(simulate_policy(params))
 
     IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
 
 
-def simulated(params: dict[str, Any]) -> dict[str, Any]:
+def simulate_policy(params: dict[str, Any]) -> dict[str, Any]:
     """Answer the call: a result for each action on each resource, in pages."""
     if params.get("ResourcePolicy"):
         raise InvalidInputError(
-            f"ResourcePolicy cannot be honoured: {HERE} simulates the principal's policies only"
+            f"ResourcePolicy cannot be honoured: {PLANE_NAME} simulates the principal's policies only"
         )
     extra = [
         Policy(f"PolicyInputList.{n}", "none", text)
@@ -103,10 +105,10 @@ def simulated(params: dict[str, Any]) -> dict[str, Any]:
         for resource in params.get("ResourceArns") or ["*"]
     ]
     start, size = _offset(params.get("Marker")), int(params.get("MaxItems") or PAGE)
-    chosen = pairs[start : start + size]
+    page_pairs = pairs[start : start + size]
     page: dict[str, Any] = {
         "EvaluationResults": [
-            _result(policies + extra, boundary, *pair, context) for pair in chosen
+            _result(policies + extra, boundary, *pair, context) for pair in page_pairs
         ],
         "IsTruncated": start + size < len(pairs),
     }
@@ -118,34 +120,34 @@ def simulated(params: dict[str, Any]) -> dict[str, Any]:
 def policies_of(arn: str) -> tuple[list[Policy], list[Policy]]:
     """The policies of a principal, and its permissions boundary. Raises moto's NoSuchEntity."""
     if arn in (ROLE, CALLER):
-        return [Policy("all", "IAM Policy", _ALL)], []
-    named = _KINDS.fullmatch(arn)
-    if named is None:
+        return [Policy("all", "IAM Policy", _ALLOW_ALL)], []
+    match = _KINDS.fullmatch(arn)
+    if match is None:
         raise InvalidInputError(
             f"Invalid Entity Arn: {arn}; give the ARN of a role, a user or a group"
         )
-    kind, name = named.groups()
+    kind, name = match.groups()
     backend: Any = iam_backends[ACCOUNT]["aws"]
     principal = getattr(backend, f"get_{kind}")(name)
     if principal.arn != arn:
         raise NotFoundException(f"The {kind} with ARN {arn} cannot be found.")
-    policies = list(_own(principal))
+    policies = list(_principal_policies(principal))
     if kind == "user":
         for group in backend.get_groups_for_user(name):
-            policies += _own(group)
+            policies += _principal_policies(group)
     boundary = getattr(principal, "permissions_boundary_arn", None)
-    return policies, [_managed(backend.get_policy(boundary))] if boundary else []
+    return policies, [_managed_policy(backend.get_policy(boundary))] if boundary else []
 
 
-def _own(principal: Any) -> Iterator[Policy]:
+def _principal_policies(principal: Any) -> Iterator[Policy]:
     """Inline policies and attached ones."""
     for name, document in principal.policies.items():
         yield Policy(name, "IAM Policy", document)
     for policy in principal.managed_policies.values():
-        yield _managed(policy)
+        yield _managed_policy(policy)
 
 
-def _managed(policy: Any) -> Policy:
+def _managed_policy(policy: Any) -> Policy:
     document = next(version.document for version in policy.versions if version.is_default)
     return Policy(policy.name, "IAM Policy", document)
 
@@ -158,23 +160,26 @@ def _result(
     context: dict[str, list[str]],
 ) -> dict[str, Any]:
     """An entry of EvaluationResults."""
-    missing: set[str] = set()
-    decision, matched = _decision(policies, action, resource, context, missing)
+    missing_keys: set[str] = set()
+    decision, deciding_policies = _decision(policies, action, resource, context, missing_keys)
     result: dict[str, Any] = {"EvalActionName": action, "EvalResourceName": resource}
     if boundary:
-        bounded = _decision(boundary, action, resource, context, missing)[0]
+        boundary_decision = _decision(boundary, action, resource, context, missing_keys)[0]
         result["PermissionsBoundaryDecisionDetail"] = {
-            "AllowedByPermissionsBoundary": bounded == "allowed"
+            "AllowedByPermissionsBoundary": boundary_decision == "allowed"
         }
-        if bounded == "explicitDeny" or (bounded == "implicitDeny" and decision == "allowed"):
-            decision = bounded
+        if boundary_decision == "explicitDeny" or (
+            boundary_decision == "implicitDeny" and decision == "allowed"
+        ):
+            decision = boundary_decision
     return {
         **result,
         "EvalDecision": decision,
         "MatchedStatements": [
-            {"SourcePolicyId": policy.name, "SourcePolicyType": policy.kind} for policy in matched
+            {"SourcePolicyId": policy.name, "SourcePolicyType": policy.kind}
+            for policy in deciding_policies
         ],
-        "MissingContextValues": sorted(missing),
+        "MissingContextValues": sorted(missing_keys),
     }
 
 
@@ -183,43 +188,49 @@ def _decision(
     action: str,
     resource: str,
     context: dict[str, list[str]],
-    missing: set[str],
+    missing_keys: set[str],
 ) -> tuple[str, list[Policy]]:
     """allowed, implicitDeny or explicitDeny, and the deciding policies; adds to `missing`."""
-    matched: dict[str, list[Policy]] = {"Allow": [], "Deny": []}
+    policies_by_effect: dict[str, list[Policy]] = {"Allow": [], "Deny": []}
     for policy in policies:
         for statement in policy.statements():
-            if not _concerns(statement, action, resource):
+            if not _applies_to(statement, action, resource):
                 continue
             if all(
-                _holds(operator, key, wanted, context, missing)
+                _holds(operator, key, expected, context, missing_keys)
                 for operator, tests in (statement.get("Condition") or {}).items()
-                for key, wanted in tests.items()
+                for key, expected in tests.items()
             ):
-                matched.setdefault(str(statement.get("Effect")), []).append(policy)
-    if matched["Deny"]:
-        return "explicitDeny", matched["Deny"]
-    return ("allowed" if matched["Allow"] else "implicitDeny"), matched["Allow"]
+                policies_by_effect.setdefault(str(statement.get("Effect")), []).append(policy)
+    if policies_by_effect["Deny"]:
+        return "explicitDeny", policies_by_effect["Deny"]
+    return ("allowed" if policies_by_effect["Allow"] else "implicitDeny"), policies_by_effect[
+        "Allow"
+    ]
 
 
-def _concerns(statement: dict[str, Any], action: str, resource: str) -> bool:
+def _applies_to(statement: dict[str, Any], action: str, resource: str) -> bool:
     if "NotAction" in statement:
-        concerned = not any(
-            _like(pattern.lower(), action.lower()) for pattern in _list(statement["NotAction"])
+        applies = not any(
+            _matches_pattern(pattern.lower(), action.lower())
+            for pattern in _list(statement["NotAction"])
         )
     else:
-        concerned = any(
-            _like(pattern.lower(), action.lower()) for pattern in _list(statement.get("Action"))
+        applies = any(
+            _matches_pattern(pattern.lower(), action.lower())
+            for pattern in _list(statement.get("Action"))
         )
-    if not concerned:
+    if not applies:
         return False
     if "NotResource" in statement:
-        return not any(_like(pattern, resource) for pattern in _list(statement["NotResource"]))
-    return any(_like(pattern, resource) for pattern in _list(statement.get("Resource")))
+        return not any(
+            _matches_pattern(pattern, resource) for pattern in _list(statement["NotResource"])
+        )
+    return any(_matches_pattern(pattern, resource) for pattern in _list(statement.get("Resource")))
 
 
 def _holds(
-    operator: str, key: str, wanted: Any, context: dict[str, list[str]], missing: set[str]
+    operator: str, key: str, expected: Any, context: dict[str, list[str]], missing_keys: set[str]
 ) -> bool:
     """Whether a condition holds; not if its key has no value.
 
@@ -227,44 +238,44 @@ def _holds(
     """
     test, present = operator.rpartition(":")[2], context.get(key.lower())
     if test == "Null":
-        return (present is None) == (str(_list(wanted)[0]).lower() == "true")
+        return (present is None) == (str(_list(expected)[0]).lower() == "true")
     if test.endswith("IfExists"):
         test = test.removesuffix("IfExists")
         if present is None:
             return True
-    negated, plain = "Not" in test, test.replace("Not", "")
+    is_negated, plain = "Not" in test, test.replace("Not", "")
     if plain not in _TESTS:
         raise InvalidInputError(
-            f"The condition operator {operator} cannot be honoured: {HERE} does not have it"
+            f"The condition operator {operator} cannot be honoured: {PLANE_NAME} does not have it"
         )
     if present is None:
-        missing.add(key)
-        return negated or operator.startswith("ForAllValues:")
+        missing_keys.add(key)
+        return is_negated or operator.startswith("ForAllValues:")
     fits = [
-        any(_TESTS[plain](str(pattern), value) for pattern in _list(wanted)) != negated
+        any(_TESTS[plain](str(pattern), value) for pattern in _list(expected)) != is_negated
         for value in present
     ]
-    return all(fits) if negated or operator.startswith("ForAllValues:") else any(fits)
+    return all(fits) if is_negated or operator.startswith("ForAllValues:") else any(fits)
 
 
 _TESTS: dict[str, Any] = {
     "StringEquals": lambda pattern, value: pattern == value,
     "StringEqualsIgnoreCase": lambda pattern, value: pattern.lower() == value.lower(),
-    "StringLike": lambda pattern, value: _like(pattern, value),
-    "ArnEquals": lambda pattern, value: _like(pattern, value),
-    "ArnLike": lambda pattern, value: _like(pattern, value),
+    "StringLike": lambda pattern, value: _matches_pattern(pattern, value),
+    "ArnEquals": lambda pattern, value: _matches_pattern(pattern, value),
+    "ArnLike": lambda pattern, value: _matches_pattern(pattern, value),
     "Bool": lambda pattern, value: pattern.lower() == value.lower(),
     "NumericEquals": lambda pattern, value: pattern == value,
 }
 
 
-def _like(pattern: str, value: str) -> bool:
+def _matches_pattern(pattern: str, value: str) -> bool:
     """Match as IAM does: only `*` and `?` are special."""
-    return _compiled(str(pattern)).match(value) is not None
+    return _compile_pattern(str(pattern)).match(value) is not None
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern.replace("[", "[[]")))
 
 

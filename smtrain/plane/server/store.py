@@ -52,7 +52,7 @@ def _backend() -> models.S3Backend:
     return models.s3_backends[ACCOUNT]["aws"]
 
 
-def keep(bucket: str, key: str | None, *, gone: bool = False) -> None:
+def write_changes(bucket: str, key: str | None, *, is_deletion: bool = False) -> None:
     """Write a bucket (key None) or the keys that the request touched, then remove unused bodies.
 
     With `gone` the request is a deletion, which also works on a full disk.
@@ -60,19 +60,19 @@ def keep(bucket: str, key: str | None, *, gone: bool = False) -> None:
     backend = _backend()
     if key is not None:
         _request.touched.add((bucket, key))
-    touched, _request.touched = _request.touched, set()
-    dropped, _request.dropped = _request.dropped, []
-    if touched or dropped:
-        _index.put_keys(backend, touched, dropped, gone=gone)
+    touched_keys, _request.touched = _request.touched, set()
+    unused_bodies, _request.dropped = _request.dropped, []
+    if touched_keys or unused_bodies:
+        _index.put_keys(backend, touched_keys, unused_bodies, is_deletion=is_deletion)
     if key is None:
-        kept = backend.buckets.get(bucket)
+        stored_bucket = backend.buckets.get(bucket)
         record = (
             {
-                "region": kept.region_name,
-                "created": kept.creation_date.isoformat(),
-                "versioning": kept.versioning_status,
+                "region": stored_bucket.region_name,
+                "created": stored_bucket.creation_date.isoformat(),
+                "versioning": stored_bucket.versioning_status,
             }
-            if kept
+            if stored_bucket
             else None
         )
         _index.put_bucket(bucket, record)
@@ -93,18 +93,18 @@ def install(folder: Path) -> None:
     key.dispose = _dispose
     key.__del__ = lambda self: None
     models.FakeMultipart.complete = _complete  # type: ignore[method-assign]
-    S3Response._handle_encoded_body = _unchunked  # type: ignore[assignment, method-assign]
+    S3Response._handle_encoded_body = _unchunk_body  # type: ignore[assignment, method-assign]
     # moto keeps every instance for its own tests; a server that lives for days must not.
-    tracked: Any
-    for tracked in (models.FakeKey, models.FakeMultipart, models.FakeDeleteMarker):
-        tracked.instances_tracked = _Nothing()
-    _wrap(S3Response, "get_object", _lazily)
-    _wrap(models.S3Backend, "copy_object", _lazily)
-    _wrap(models.S3Backend, "upload_part_copy", _lazily)
-    _wrap(models.S3Backend, "put_object", _touching)
-    _wrap(models.S3Backend, "delete_object", _touching)
-    _wrap(S3Response, "key_response", _keeping)
-    _wrap(S3Response, "bucket_response", _keeping)
+    model_class: Any
+    for model_class in (models.FakeKey, models.FakeMultipart, models.FakeDeleteMarker):
+        model_class.instances_tracked = _Nothing()
+    _wrap(S3Response, "get_object", _with_blob_value)
+    _wrap(models.S3Backend, "copy_object", _with_blob_value)
+    _wrap(models.S3Backend, "upload_part_copy", _with_blob_value)
+    _wrap(models.S3Backend, "put_object", _note_touched_key)
+    _wrap(models.S3Backend, "delete_object", _note_touched_key)
+    _wrap(S3Response, "key_response", _write_before_answer)
+    _wrap(S3Response, "bucket_response", _write_before_answer)
     backend: Any = models.S3Backend
     backend.url_paths = property(_addresses(backend.url_paths))
     restore(_index, _blobs, _backend())
@@ -119,21 +119,21 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
     setattr(owner, name, wrapper(getattr(owner, name)))
 
 
-def _addresses(theirs: Any) -> Any:
+def _addresses(moto_property: Any) -> Any:
     """moto's URL patterns, changed so that a dot also matches a line break: a key may contain
     one.
     """
 
-    def ours(self: Any) -> dict[str, Any]:
+    def url_paths(self: Any) -> dict[str, Any]:
         return {
             re.sub(r"\.(?=[+*])", "[^\0]", pattern): handler
-            for pattern, handler in theirs.fget(self).items()
+            for pattern, handler in moto_property.fget(self).items()
         }
 
-    return ours
+    return url_paths
 
 
-def _lazily(method: Any) -> Any:
+def _with_blob_value(method: Any) -> Any:
     """Let a key's value be a Blob, not bytes, within this method."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ def _lazily(method: Any) -> Any:
     return run
 
 
-def _touching(method: Any) -> Any:
+def _note_touched_key(method: Any) -> Any:
     """Note the key that a backend method changes: put_object and delete_object(bucket, key,
     ...).
     """
@@ -158,7 +158,7 @@ def _touching(method: Any) -> Any:
     return run
 
 
-def _keeping(method: Any) -> Any:
+def _write_before_answer(method: Any) -> Any:
     """Write the records of a changing request before it is answered; a full disk becomes an S3
     error.
     """
@@ -190,8 +190,12 @@ def _keeping(method: Any) -> Any:
             if request.method in ("PUT", "POST", "DELETE"):
                 # moto has parsed the names by now, from virtual hosts and from paths.
                 whole_bucket = method.__name__ == "bucket_response"
-                gone = request.method == "DELETE" or "delete" in request.args
-                keep(self.bucket_name, None if whole_bucket else self.parse_key_name(), gone=gone)
+                is_deletion = request.method == "DELETE" or "delete" in request.args
+                write_changes(
+                    self.bucket_name,
+                    None if whole_bucket else self.parse_key_name(),
+                    is_deletion=is_deletion,
+                )
         except (OSError, sqlite3.Error) as error:
             sentence = disk_reserve.sentence(error, _state)
             if sentence is None or isinstance(error, PermissionError):
@@ -203,7 +207,7 @@ def _keeping(method: Any) -> Any:
     return run
 
 
-def _unchunked(_: Any, body: Any) -> bytes:
+def _unchunk_body(_: Any, body: Any) -> bytes:
     """The content of a body in aws-chunked encoding; moto copies all that came before for every
     chunk.
     """

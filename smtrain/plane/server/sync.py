@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from smtrain.plane.server.logstream import HostLog
 
 POLL_SECONDS = 1.0
-Seen = tuple[int, int, int]
+FileStat = tuple[int, int, int]
 """Size, mtime in ns, inode."""
 
 
@@ -51,8 +51,8 @@ class CheckpointSync:
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
         self._ml, self._log = folder, None  # type: Path, HostLog | None
         self._tree = artifacts.Tree()
-        self._synced: dict[str, Seen] = {}
-        self._before: dict[str, Seen] = {}
+        self._synced: dict[str, FileStat] = {}
+        self._before: dict[str, FileStat] = {}
         self._gone: dict[str, int] = {}  # since which scan
         self._too_large: OSError | None = None
         self._ended = threading.Event()
@@ -92,7 +92,7 @@ class CheckpointSync:
         Raises S3's error, or, after all other files, OSError for one that has no room there.
         """
         self.abandon()
-        self.push(settled=True)
+        self.push(is_settled=True)
         if self._log and (
             lines := self._tree.sentences(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}")
         ):
@@ -106,31 +106,38 @@ class CheckpointSync:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def push(self, settled: bool) -> None:
+    def push(self, is_settled: bool) -> None:
         """Scan once and upload; with `settled` every file counts as finished."""
-        began, now = time.time_ns(), self._scan()
-        looked = time.time_ns()
+        began, current_files = time.time_ns(), self._scan()
+        scan_end = time.time_ns()
         if not self._tree.stood_still():
             self.since = (
                 math.inf
             )  # a checkpoint may have moved while the walk missed both its old and its new place
-        elif self.since == math.inf or self._lost(now):
-            self.since = looked
+        elif self.since == math.inf or self._has_lost_file(current_files):
+            self.since = scan_end
         self._gone = {
-            name: self._gone.get(name, looked) for name in self._synced.keys() - now.keys()
+            name: self._gone.get(name, scan_end)
+            for name in self._synced.keys() - current_files.keys()
         }
-        changed = [name for name, seen in now.items() if self._synced.get(name) != seen]
-        for name in sorted(changed, key=lambda name: now[name][1]):
-            if not settled and self._before.get(name) != now[name]:
+        changed_names = [
+            name for name, file_stat in current_files.items() if self._synced.get(name) != file_stat
+        ]
+        for name in sorted(changed_names, key=lambda name: current_files[name][1]):
+            if not is_settled and self._before.get(name) != current_files[name]:
                 break  # later files must not overtake one still being written
             # The next scan notes a file that has disappeared, and sends one again that changed
             # during the upload.
             with contextlib.suppress(FileNotFoundError):
                 if self._send(name):
-                    self._synced[name] = now[name]
-        self._before = now
-        waiting = [seen[1] - 1 for name, seen in now.items() if self._synced.get(name) != seen]
-        self.arrived = math.inf if settled else min([began, *waiting])
+                    self._synced[name] = current_files[name]
+        self._before = current_files
+        pending_times = [
+            file_stat[1] - 1
+            for name, file_stat in current_files.items()
+            if self._synced.get(name) != file_stat
+        ]
+        self.arrived = math.inf if is_settled else min([began, *pending_times])
         self.delete()
 
     def _send(self, name: str) -> bool:
@@ -150,42 +157,42 @@ class CheckpointSync:
             return False
         return True
 
-    def _lost(self, now: dict[str, Seen]) -> bool:
+    def _has_lost_file(self, current_files: dict[str, FileStat]) -> bool:
         """Whether a file of the last scan was deleted or overwritten before it had arrived.
 
         A file of the same size, time and inode under another name was renamed; an inode by itself
         is soon reused. A changed file that was never sent is still being written.
         """
-        there = set(now.values())
+        current_stats = set(current_files.values())
         return any(
-            self._synced.get(name) != seen
-            and seen not in there
-            and not (name in now and name not in self._synced)
-            for name, seen in self._before.items()
+            self._synced.get(name) != file_stat
+            and file_stat not in current_stats
+            and not (name in current_files and name not in self._synced)
+            for name, file_stat in self._before.items()
         )
 
     def delete(self) -> None:
         """Repeat deletions in S3 once it is safe; the newest files first, as manifests are."""
         since = max(sync.since for sync in self.hosts)
-        arrived = min(sync.arrived for sync in self.hosts)
-        if since > arrived:
+        arrival_ns = min(sync.arrived for sync in self.hosts)
+        if since > arrival_ns:
             return
         for name in sorted(self._gone, key=lambda name: self._synced[name][1], reverse=True):
-            if self._gone[name] <= arrived:
+            if self._gone[name] <= arrival_ns:
                 self.client.delete_object(Bucket=self.bucket, Key=self.prefix + name)
                 del self._synced[name], self._gone[name]
 
     def _watch(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
             try:
-                self.push(settled=False)
+                self.push(is_settled=False)
             except Exception as error:
                 # The next scan retries; the last one, in finish(), fails the job.
                 print(f"checkpoint sync of {self.folder}: {error}", flush=True)
 
-    def _scan(self) -> dict[str, Seen]:
+    def _scan(self) -> dict[str, FileStat]:
         """Size, time and inode of every regular file, by relative name."""
-        files: dict[str, Seen] = {}
+        files: dict[str, FileStat] = {}
         self._tree, self._too_large = artifacts.walk(self._ml, self.folder, self.prefix), None
         for name, path in self._tree.files.items():
             with contextlib.suppress(FileNotFoundError):

@@ -19,7 +19,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MODULE = "SAGEMAKER_TRAINING_MODULE"
 PYTORCH, PYTORCH_MAIN = "sagemaker_pytorch_container", "sagemaker_pytorch_container.training:main"
 # Hyperparameters with which SDK v2's `distribution` asks for ranks.
-_DISTRIBUTED = re.compile(r"sagemaker_(?!toolkit_native_launcher).+_enabled$")
+_DISTRIBUTION_OPTION = re.compile(r"sagemaker_(?!toolkit_native_launcher).+_enabled$")
 
 
 class Command(NamedTuple):
@@ -71,7 +71,11 @@ def _distribution(request: dict[str, Any]) -> str | None:
     """The hyperparameter that asks for distributed training."""
     values = (request.get("HyperParameters") or {}).items()
     return next(
-        (name for name, value in values if _DISTRIBUTED.match(name) and value.strip('"') == "true"),
+        (
+            name
+            for name, value in values
+            if _DISTRIBUTION_OPTION.match(name) and value.strip('"') == "true"
+        ),
         None,
     )
 

@@ -20,7 +20,7 @@ from smtrain.plane.server import disk_reserve, namespaces, pools, refusals, vali
 from smtrain.plane.server.containers import job as containers
 from smtrain.plane.server.executor import Executor, arn_of
 from smtrain.plane.server.jobs import JobRecord
-from smtrain.plane.server.search import paged, search
+from smtrain.plane.server.search import search, slice_page
 
 DEFAULT_RUNTIME = 86400  # seconds; Describe shows it
 
@@ -37,9 +37,9 @@ class TrainingApi:
         if (
             not fault
             and request.get("EnableNetworkIsolation")
-            and containers.wanted(executor, request)[0] is None
+            and containers.container_settings(executor, request)[0] is None
         ):
-            fault = namespaces.refusal(executor.namespaces)
+            fault = namespaces.isolation_refusal(executor.namespaces)
         if fault:
             raise AWSValidationException(fault)
         request.setdefault("StoppingCondition", {}).setdefault(
@@ -75,7 +75,7 @@ class TrainingApi:
         job, changes = self._job(response), dict(response._get_params())
         seconds = (changes.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
         status = job.pool_status()
-        if seconds is not None and job.ended and status != "Available":
+        if seconds is not None and job.has_ended and status != "Available":
             raise AWSValidationException(
                 f"KeepAlivePeriodInSeconds cannot be changed: the warm pool of {job.name} is "
                 f"{status.lower() if status else 'not there'}."
@@ -107,7 +107,7 @@ class TrainingApi:
     def search(self, response: Any) -> ActionResult:
         return ActionResult(search(list(self.executor.jobs.values()), response._get_params()))
 
-    def tags_call(self, theirs: Any) -> Any:
+    def tags_call(self, moto_method: Any) -> Any:
         """moto's handler of a call for tags, which fails if there is no such resource; a job's tags
         are saved.
         """
@@ -120,9 +120,9 @@ class TrainingApi:
                 resource = None
             if resource is None:
                 raise AWSValidationException("Requested resource not found.")
-            result = theirs(response)
+            result = moto_method(response)
             for job in list(self.executor.jobs.values()):
-                if job.arn == arn and theirs.__name__ != "list_tags":
+                if job.arn == arn and moto_method.__name__ != "list_tags":
                     job.record()
             return result
 
@@ -171,29 +171,29 @@ def page_of(summaries: list[dict[str, Any]], params: dict[str, Any]) -> dict[str
     """Filter, sort and page as ListTrainingJobs does."""
     status, part = params.get("StatusEquals"), params.get("NameContains")
     pool = params.get("WarmPoolStatusEquals")
-    chosen = [
+    matching_summaries = [
         summary
         for summary in summaries
         if (not pool or (summary.get("WarmPoolStatus") or {}).get("Status") == pool)
         and (not status or summary["TrainingJobStatus"] == status)
         and (not part or part in summary["TrainingJobName"])
-        and _between(summary["CreationTime"], params, "CreationTime")
-        and _between(summary["LastModifiedTime"], params, "LastModifiedTime")
+        and _is_in_range(summary["CreationTime"], params, "CreationTime")
+        and _is_in_range(summary["LastModifiedTime"], params, "LastModifiedTime")
     ]
     field = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(
         params.get("SortBy", ""), "CreationTime"
     )
     descending = params.get("SortOrder", "Descending") == "Descending"
-    chosen.sort(
+    matching_summaries.sort(
         key=lambda s: (s[field], s["CreationTime"], s["TrainingJobName"]), reverse=descending
     )
-    shown, more = paged(chosen, params, 10)
-    return {"TrainingJobSummaries": shown, **more}
+    page, next_page = slice_page(matching_summaries, params, 10)
+    return {"TrainingJobSummaries": page, **next_page}
 
 
-def _between(at: datetime.datetime, params: dict[str, Any], field: str) -> bool:
-    after, before = _moment(params.get(field + "After")), _moment(params.get(field + "Before"))
-    return (after is None or at > after) and (before is None or at < before)
+def _is_in_range(at: datetime.datetime, params: dict[str, Any], field: str) -> bool:
+    earliest, latest = _moment(params.get(field + "After")), _moment(params.get(field + "Before"))
+    return (earliest is None or at > earliest) and (latest is None or at < latest)
 
 
 def _moment(value: Any) -> datetime.datetime | None:

@@ -16,7 +16,10 @@ from botocore.validate import ParamValidator
 from smtrain.core.botocore_models import service_model
 from smtrain.core.facts import instance
 
-SHOWN, CHOICES = 60, 12  # characters of a value, and values of an enumeration, in a message
+MAX_VALUE_LENGTH, CHOICES = (
+    60,
+    12,
+)  # characters of a value, and values of an enumeration, in a message
 INSTANCE_TYPES = "TrainingInstanceType"
 
 
@@ -44,56 +47,56 @@ def _faults(shape: Any, value: Any, path: str) -> Iterator[str]:
         for name in shape.required_members:
             if value.get(name) is None:
                 yield (
-                    f"Value null at '{_below(path, name)}' failed to satisfy constraint: Member"
+                    f"Value null at '{_member_path(path, name)}' failed to satisfy constraint: Member"
                     " must not be null"
                 )
         for name, member in shape.members.items():
             if value.get(name) is not None:
-                yield from _faults(member, value[name], _below(path, name))
+                yield from _faults(member, value[name], _member_path(path, name))
         return
-    if broken := list(_broken(shape, value)):
-        yield f"Value '{_shown(value)}' at '{path}' failed to satisfy constraint: {broken[0]}"
+    if broken_rules := list(_broken_rules(shape, value)):
+        yield f"Value '{_format_value(value)}' at '{path}' failed to satisfy constraint: {broken_rules[0]}"
     if kind == "list" and isinstance(value, list):
         for number, entry in enumerate(value, 1):
             yield from _faults(shape.member, entry, f"{path}.{number}.member")
     elif kind == "map" and isinstance(value, dict):
-        for what, part, entries in (
+        for part_name, part, entries in (
             ("key", shape.key, value),
             ("value", shape.value, value.values()),
         ):
             for entry in entries:
-                if rules := list(_broken(part, entry)):
+                if rules := list(_broken_rules(part, entry)):
                     yield (
-                        f"Value '{_shown(entry)}' at '{path}' failed to satisfy constraint: "
-                        f"Map {what} must satisfy constraint: [{', '.join(rules)}]"
+                        f"Value '{_format_value(entry)}' at '{path}' failed to satisfy constraint: "
+                        f"Map {part_name} must satisfy constraint: [{', '.join(rules)}]"
                     )
 
 
-def _broken(shape: Any, value: Any) -> Iterator[str]:
+def _broken_rules(shape: Any, value: Any) -> Iterator[str]:
     """The rules of one shape that a value breaks."""
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
-    sized = {"string": str, "list": list, "map": dict}.get(shape.type_name)
-    if sized and isinstance(value, sized):
-        what, size = "length", len(value)
+    minimum, maximum = shape.metadata.get("min"), shape.metadata.get("max")
+    sized_type = {"string": str, "list": list, "map": dict}.get(shape.type_name)
+    if sized_type and isinstance(value, sized_type):
+        measure, size = "length", len(value)
     elif shape.type_name in ("integer", "long", "float", "double") and isinstance(
         value, (int, float)
     ):
-        what, size = "value", value
+        measure, size = "value", value
     else:
         return
-    if least is not None and size < least:
-        yield f"Member must have {what} greater than or equal to {least}"
-    if most is not None and size > most:
-        yield f"Member must have {what} less than or equal to {most}"
+    if minimum is not None and size < minimum:
+        yield f"Member must have {measure} greater than or equal to {minimum}"
+    if maximum is not None and size > maximum:
+        yield f"Member must have {measure} less than or equal to {maximum}"
     if not isinstance(value, str):
         return
     pattern = shape.metadata.get("pattern")
-    if pattern and not _compiled(pattern).fullmatch(value):
+    if pattern and not _compile_pattern(pattern).fullmatch(value):
         yield f"Member must satisfy regular expression pattern: {pattern}"
     choices = list(getattr(shape, "enum", []))
     if choices and value not in choices and not (shape.name == INSTANCE_TYPES and instance(value)):
-        more = f", and {len(choices) - CHOICES} more" if len(choices) > CHOICES else ""
-        yield f"Member must satisfy enum value set: [{', '.join(choices[:CHOICES])}{more}]"
+        suffix = f", and {len(choices) - CHOICES} more" if len(choices) > CHOICES else ""
+        yield f"Member must satisfy enum value set: [{', '.join(choices[:CHOICES])}{suffix}]"
 
 
 _SIGNS = r"!-/:-@\[-`{-~\u0080-\U0010ffff"
@@ -104,7 +107,7 @@ _CLASSES = {
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     """A Java pattern of the service for Python, with coarser Unicode classes; one that Python
     cannot read fits all.
     """
@@ -116,11 +119,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile("(?s:.*)")
 
 
-def _below(path: str, name: str) -> str:
+def _member_path(path: str, name: str) -> str:
     """The path of a member as the service writes it: outputDataConfig.s3OutputPath."""
     return f"{path}.{name[0].lower()}{name[1:]}".lstrip(".")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

@@ -50,10 +50,10 @@ class WarmPython:
         with self._listening:  # once closed, launchers do not wait in vain
             while True:
                 select.select([self._listening], [], [])
-                if not self._started():
+                if not self._serve_until_end():
                     return
 
-    def _started(self) -> bool:
+    def _serve_until_end(self) -> bool:
         """Run a Python to its end; whether it started to listen."""
         script = str(entrypoints_folder() / "warm.py")
         with subprocess.Popen(
@@ -73,7 +73,7 @@ class WarmPython:
             return began
 
 
-def offered(namespaces: bool) -> bool:
+def can_offer_copies(namespaces: bool) -> bool:
     """Whether hosts can get copies: in PID namespaces, of a Python that has torch."""
     return (
         namespaces

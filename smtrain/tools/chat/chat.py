@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.launch.names import checked
+from smtrain.client.launch.names import require_name
 from smtrain.core.doing import spinner
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.extras import pause_collector
@@ -134,7 +134,7 @@ def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
             " two out",
             code="config.combination",
         )
-    checked("endpoint", endpoint)
+    require_name("endpoint", endpoint)
 
 
 def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:

@@ -181,7 +181,7 @@ def find_trained(model: Any, target: TargetName | None = None, config: Any = Non
         return FoundModel(
             str(model), source.config, float(weights), False, folder, checkpoint=True, base=base
         )
-    store_copy = weights_location.copy.only(weights_location.contains(_has_no_optimizer))
+    store_copy = weights_location.copy.restrict_to(weights_location.contains(_has_no_optimizer))
     return FoundModel(
         str(model),
         source.config,
@@ -349,12 +349,12 @@ def _model_of_name(name: str, target: TargetName | None) -> FoundModel:
 
 def _model_of_job(job: Any, name: str) -> FoundModel:
     from smtrain.client.jobs.job import Job
-    from smtrain.client.jobs.results import exported
+    from smtrain.client.jobs.results import export_job_name
     from smtrain.core.protocol.requests import stage_of
 
     name_parts = stage_of(job.name)
     if name_parts is not None and name_parts[1] == "train":
-        export_name = exported(job, job.describe())
+        export_name = export_job_name(job, job.describe())
         if export_name is None:
             raise JobError(
                 f"what {job.name} trained has not been exported yet; `smtrain run CONFIG`"
@@ -372,7 +372,7 @@ def _model_of_job(job: Any, name: str) -> FoundModel:
 
 
 def _model_in_store(target: Backend, uri: str, name: str) -> FoundModel:
-    store_copy = StoreCopy(target, uri).only(_has_no_optimizer)
+    store_copy = StoreCopy(target, uri).restrict_to(_has_no_optimizer)
     sizes = {file: object_stat.size for file, object_stat in store_copy.files.items()}
     kind = ADAPTER if is_adapter(sizes) else "config.json" if "config.json" in sizes else None
     if kind is None:

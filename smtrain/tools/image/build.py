@@ -12,7 +12,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from smtrain.client.launch import wheels
-from smtrain.client.launch.image_inspect import Contents
+from smtrain.client.launch.image_inspect import ImageContents
 from smtrain.core.config import Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import table
@@ -20,7 +20,7 @@ from smtrain.core.facts.images import contents_known, torch_of
 from smtrain.core.files import only_writer, replacing_files
 from smtrain.core.protocol.entrypoints import WORDS, entrypoints_folder, requirements
 from smtrain.core.text import Say
-from smtrain.plane.docker import plainly, sentence
+from smtrain.plane.docker import explain_docker_errors, sentence
 from smtrain.tools.image.lock import Interpreter, Pin, download, resolve
 from smtrain.version import __version__
 
@@ -120,7 +120,7 @@ class Recipe:
 def recipe(
     base: str,
     stages: Sequence[Stage],
-    contents: Contents | None,
+    contents: ImageContents | None,
     user: str = "",
     needs: Sequence[str] = (),
 ) -> Recipe:
@@ -221,7 +221,7 @@ def _standalone_pins(base: str, needs: Sequence[str], interpreter: Interpreter) 
     return tuple(pins)
 
 
-def _extras(stages: Sequence[Stage], contents: Contents | None) -> str:
+def _extras(stages: Sequence[Stage], contents: ImageContents | None) -> str:
     """The entries of wheels.txt for these stages that the image lacks."""
     entries = []
     for entry in wheels.lock_file().read_text("utf-8").replace("\\\n", "\\\0").splitlines():
@@ -241,7 +241,7 @@ def build(client: Any, recipe: Recipe, tag: str, say: Say) -> Any:
     with tempfile.TemporaryDirectory(prefix="smtrain-image-") as context:
         recipe.write(Path(context), say)
         last = ""
-        with plainly(f"building {tag}"):
+        with explain_docker_errors(f"building {tag}"):
             steps = client.api.build(
                 path=context,
                 tag=tag,

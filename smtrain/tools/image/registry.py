@@ -17,7 +17,7 @@ from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import LocalError
 from smtrain.core.facts.images import ecr_image
 from smtrain.core.text import Say
-from smtrain.plane.docker import architecture, plainly, program, room, sentence
+from smtrain.plane.docker import architecture, explain_docker_errors, free_bytes, program, sentence
 
 SECONDS = 20
 ANSWER_LIMIT = 4 << 20
@@ -93,7 +93,7 @@ def login(ecr: Any, name: str) -> dict[str, str] | None:
 
 def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
     """Pull an image. Raises `LocalError` if there is no room, no permission or no such image."""
-    size, free = size_of(client, ecr, name), room(client)
+    size, free = size_of(client, ecr, name), free_bytes(client)
     if size and free is not None and size * (1 + UNPACK_RATIO) > free:
         raise LocalError(
             f"{name} is {spell_bytes(size)}, some {spell_bytes(size * UNPACK_RATIO)} unpacked, and"
@@ -102,7 +102,7 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
             code="disk.full",
         )
     repository, tag = _split(name)
-    with plainly(f"pulling {name}"):
+    with explain_docker_errors(f"pulling {name}"):
         _progress(
             client.api.pull(
                 repository, tag, stream=True, decode=True, auth_config=login(ecr, name)
@@ -127,7 +127,7 @@ def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
                 f" `aws ecr create-repository --repository-name {ecr_name.repository} --region"
                 f" {ecr_name.region}` makes it"
             ) from None
-    with plainly(f"pushing {name}"):
+    with explain_docker_errors(f"pushing {name}"):
         image.tag(repository, tag)
         _progress(
             client.api.push(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smtrain.client.findings import Finding, Report
-from smtrain.client.launch.image_inspect import FOLDER, Contents, look, run
+from smtrain.client.launch.image_inspect import FOLDER, ImageContents, inspect_image, run
 from smtrain.client.preflight.image import libraries
 from smtrain.core.config import Stage
 from smtrain.core.facts.engines import is_gpu, is_neuron
@@ -28,7 +28,7 @@ def verify(
     `instance_type` None: accelerators are not checked. `needs`: the packages of the data
     (core/protocol/entrypoints.py). Raises `LocalError` if no container of it runs.
     """
-    contents = look(client, image, engine)
+    contents = inspect_image(client, image, engine)
     return Report(
         (
             *_size(image),
@@ -52,7 +52,7 @@ def _size(image: Any) -> Iterator[Finding]:
 
 
 def _libraries(
-    contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = ()
+    contents: ImageContents, stages: Sequence[Stage], needs: Sequence[str] = ()
 ) -> Iterator[Finding]:
     yield from libraries(contents, stages, needs)
     versions = [
@@ -63,7 +63,7 @@ def _libraries(
     yield Finding("libraries", "ok", ", ".join([f"Python {contents.python}", *versions]))
 
 
-def _imports(contents: Contents) -> Iterator[Finding]:
+def _imports(contents: ImageContents) -> Iterator[Finding]:
     reasons: dict[str, list[str]] = {}
     for module, reason in contents.faults.items():
         reasons.setdefault(reason, []).append(module)
@@ -80,7 +80,7 @@ def _imports(contents: Contents) -> Iterator[Finding]:
         )
 
 
-def _accelerator(contents: Contents, instance_type: str | None) -> Iterator[Finding]:
+def _accelerator(contents: ImageContents, instance_type: str | None) -> Iterator[Finding]:
     if instance_type and is_neuron(instance_type):
         for program, purpose in NEURON.items():
             if not contents.programs.get(program):
@@ -104,7 +104,7 @@ def _accelerator(contents: Contents, instance_type: str | None) -> Iterator[Find
         )
 
 
-def _user(contents: Contents) -> Iterator[Finding]:
+def _user(contents: ImageContents) -> Iterator[Finding]:
     if contents.uid or contents.unwritable:
         limits = (
             f", who may not write to {', '.join(contents.unwritable)}"

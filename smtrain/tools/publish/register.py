@@ -73,7 +73,7 @@ def register(
     account = gather(run, target)
     place = sagemaker(account.target)
     group = account.name if group is None else group
-    names.checked("group", group)
+    names.require_name("group", group)
     model = find(account.name, account.target.name)
     if model.store_copy is None:
         raise JobError(

@@ -12,7 +12,7 @@ from typing import Any
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of_job, queue
 from smtrain.client.backends.sagemaker.backend import unknown_run
-from smtrain.client.follow.money import Spent, cost_of
+from smtrain.client.follow.money import JobCost, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
@@ -34,7 +34,7 @@ from smtrain.core.protocol.log_lines import (
 )
 from smtrain.core.protocol.requests import is_of_here, rate_changes, stage_of
 from smtrain.core.targets import TargetName
-from smtrain.plane.hosts import known
+from smtrain.plane.hosts import read_origins
 from smtrain.stages import STAGES
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
@@ -48,7 +48,7 @@ class JobAccount:
     name: str
     description: dict[str, Any]
     """DescribeTrainingJob's answer."""
-    cost: Spent
+    cost: JobCost
     steps: tuple[Line, ...] = ()
     """Its log lines about steps, in the order of time; only of train jobs."""
 
@@ -262,7 +262,7 @@ def _original(config: dict[str, Any], place: Backend) -> tuple[dict[str, Any], d
     """
     if not place.record.here:
         return config, {}
-    origins, digests = known(), {}
+    origins, digests = read_origins(), {}
 
     def original(value: Any) -> Any:
         if isinstance(value, dict):

@@ -11,7 +11,7 @@ import yaml
 
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.follow.failure import NO_FAILURE
-from smtrain.client.follow.machines import NAMES, written
+from smtrain.client.follow.machines import NAMES, format_number
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError
@@ -189,14 +189,14 @@ def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[s
             ("busiest expert", f"{highest_load:.1f} x mean", f" (idlest {lowest_load:.2f} x)")
         )
     total, cost = _total(run.jobs), run.jobs[-1].cost
-    if total is not None or not cost.owned:
-        facts.append(("cost", _dollars(total), "" if cost.billed else " if on AWS"))
+    if total is not None or not cost.is_owned:
+        facts.append(("cost", _dollars(total), "" if cost.is_billed else " if on AWS"))
     return facts
 
 
 def _job(job: JobAccount) -> list[Cell | str]:
     tone = "good" if job.status == "Completed" else "bad" if job.status == "Failed" else ""
-    free = job.cost.owned and job.cost.dollars is None
+    free = job.cost.is_owned and job.cost.dollars is None
     return [
         job.stage,
         Cell(job.name, "one"),
@@ -274,8 +274,8 @@ def _machines(run: RunAccount) -> tuple[list[str], list[list[Cell]]] | None:
         for key in keys:
             values = [record[key] for record in records if key in record]
             mean, high = (sum(values) / len(values), max(values)) if values else (0.0, 0.0)
-            note = f"up to {written(key, high)}" if high > 1.1 * mean and high > 0.1 else ""
-            cells.append(number(written(key, mean) if values else "", note))
+            note = f"up to {format_number(key, high)}" if high > 1.1 * mean and high > 0.1 else ""
+            cells.append(number(format_number(key, mean) if values else "", note))
         rows.append([Cell(host, "one"), *cells])
     return (["host", *(f"> {NAMES[key]}" for key in keys)], rows) if rows else None
 
@@ -334,7 +334,7 @@ def _long_context_charts(evaluation: dict[str, Any]) -> list[str]:
 def _cost(run: RunAccount) -> dict[str, Any] | None:
     """The section on costs; None for a machine of the user's own without a price."""
     last = run.jobs[-1].cost
-    if last.owned and _total(run.jobs) is None:
+    if last.is_owned and _total(run.jobs) is None:
         return None
     all_portions = portions(run.jobs)
     priced_portions = [portion for portion in all_portions if portion.dollars is not None]
@@ -358,7 +358,7 @@ def _cost(run: RunAccount) -> dict[str, Any] | None:
         "lead": f"{lead}{spell(waiting_seconds)} of waiting for machines were not billed.",
         "rows": [_portion(portion, total) for portion in all_portions],
         "prices": sorted({str(price) for job in run.jobs for price in job.cost.prices}),
-        "billed": last.billed,
+        "billed": last.is_billed,
     }
 
 

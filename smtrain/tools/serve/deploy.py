@@ -13,7 +13,7 @@ from smtrain.client.backends.choose import sagemaker, sagemaker_backend_of_job
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.follow.money import known_prices
 from smtrain.client.jobs.listing import train_jobs
-from smtrain.client.launch.names import checked, schedule_name
+from smtrain.client.launch.names import require_name, schedule_name
 from smtrain.client.prices import Price
 from smtrain.core import botocore_models, text
 from smtrain.core.aws_errors import why_refused
@@ -208,7 +208,7 @@ def describe_endpoint(place: SageMakerBackend, name: str) -> dict[str, Any] | No
     """
     from botocore.exceptions import ClientError
 
-    checked("endpoint", name)
+    require_name("endpoint", name)
     try:
         description: dict[str, Any] = place.sagemaker.describe_endpoint(EndpointName=name)
     except ClientError as error:

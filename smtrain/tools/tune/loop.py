@@ -13,7 +13,7 @@ from math import isfinite
 
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import queued
-from smtrain.client.launch.one_job import standing, submit
+from smtrain.client.launch.one_job import running_fallback, submit
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.digests import digest
@@ -120,9 +120,9 @@ class TrialLoop:
             config = with_values(self.base.given, trial.values | self._own_values(trial))
             chain = Chain(config, self.base.target)
             chain.lent = dict(self.shared)
-            plan = standing(chain, chain.plan("train"))
-            if plan.done:
-                job = plan.done
+            plan = running_fallback(chain, chain.plan("train"))
+            if plan.completed_job:
+                job = plan.completed_job
             elif self.base.target.record.queues:
                 job, _ = queued.submit(chain, plan, _say_nothing)
             else:
@@ -134,7 +134,7 @@ class TrialLoop:
             trial.job, self._jobs[trial.number] = job.name, job
             self.say(
                 f"trial {trial.number}: {values}:"
-                f" {job.name}{' has done this already' if plan.done else ''}"
+                f" {job.name}{' has done this already' if plan.completed_job else ''}"
             )
         self.record.write(self.trials)
 
@@ -150,7 +150,7 @@ class TrialLoop:
 
     def _poll(self, trial: Trial) -> None:
         job = self._jobs[trial.number]
-        job.look()
+        job.describe_patiently()
         has_ended = job.known_status in FINAL_STATUSES
         trial.curve = [
             (int(record["step"]), record[self.objective])

@@ -14,7 +14,7 @@ from smtrain.client.backends.choose import backend_of, sagemaker
 from smtrain.client.config.load import Source
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
-from smtrain.client.launch.wheels import travelling
+from smtrain.client.launch.wheels import wheel_uploads
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.prices import HOUR, Prices, option_of, own_prices, price_given
@@ -288,7 +288,7 @@ def _on_aws(
 ) -> tuple[str, list[Any]]:
     place, train_plan = sagemaker(chain.target), chain.plan("train")
     upload_all(place, list(train_plan.uploads), say)
-    upload_all(place, travelling(train_plan.request, place, say), say)
+    upload_all(place, wheel_uploads(train_plan.request, place, say), say)
     name = managed.create(place, _request(chain, axes, objective, limits), say)
     return name, managed.follow(place, name, [axis.key for axis in axes], say)
 

@@ -178,13 +178,13 @@ def test_long_tracebacks_are_cut_in_the_middle() -> None:
 
 def test_what_has_not_failed_is_not_explained() -> None:
     why = explain("job", description("Completed", "Training", "Completed"), [])
-    assert not why.failed
+    assert not why.has_failed
     assert str(why) == "job: Completed, nothing failed"
     stopped = explain(
         "job", description("Stopped", "Training", "Stopped"), lines("KeyError: 'not asked for'")
     )
     assert str(stopped).endswith("to do: the same command resumes from its last save")
-    assert (stopped.failed, stopped.cause) == (True, None)
+    assert (stopped.has_failed, stopped.cause) == (True, None)
 
 
 # Failures of users of current tools, in the words of their logs or of SageMaker:

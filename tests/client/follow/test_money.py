@@ -36,7 +36,7 @@ def test_billable_seconds_by_instances_by_price(
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     cost = cost_of(ended(3600, 3600), region="us-east-1", local=False)
     assert cost.dollars == pytest.approx(8 * 24.73)
-    assert (cost.final, cost.saved, cost.machines) == (True, None, "8 x ml.trn1.32xlarge")
+    assert (cost.final, cost.spot_saving, cost.machines) == (True, None, "8 x ml.trn1.32xlarge")
     assert "$197.84 (1 h 00 min x 8 x ml.trn1.32xlarge; 24.73 $/h" in str(cost)
     assert "2026-09-27, AWS price list" in str(cost)
     row = (
@@ -50,7 +50,7 @@ def test_billable_seconds_by_instances_by_price(
 def test_spot_is_billed_by_discounted_seconds_at_the_full_price() -> None:
     """API_DescribeTrainingJob: the saving is 1 - BillableTimeInSeconds / TrainingTimeInSeconds."""
     cost = cost_of(ended(100, 500, EnableManagedSpotTraining=True), region="us-east-1", local=False)
-    assert cost.saved == pytest.approx(0.8)
+    assert cost.spot_saving == pytest.approx(0.8)
     assert cost.dollars == pytest.approx(100 / 3600 * 8 * 24.73)
     assert "spot saved 80%" in str(cost)
     running = description(

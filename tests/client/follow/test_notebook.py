@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from smtrain.client.follow import notebook
-from smtrain.client.follow.follower import Described
+from smtrain.client.follow.follower import StatusPolled
 from smtrain.client.follow.html import block
 from smtrain.core.interrupts import resumable_interrupt
 from smtrain.core.protocol.log_lines import Line
@@ -54,11 +54,11 @@ def test_only_a_kernels_shell_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(sys.modules, "IPython", module)
 
     shell(kernel=object())
-    assert notebook.here()
+    assert notebook.is_in_notebook()
     shell()  # a terminal's
-    assert not notebook.here()
+    assert not notebook.is_in_notebook()
     monkeypatch.delitem(sys.modules, "IPython")
-    assert not notebook.here()
+    assert not notebook.is_in_notebook()
 
 
 def test_the_panel_says_what_the_terminals_says() -> None:
@@ -119,7 +119,7 @@ def test_the_words_of_a_job_and_of_aws_are_text(where: str) -> None:
             answer["SecondaryStatus"] = answer["SecondaryStatusTransitions"][0]["Status"] = EVIL
         else:
             answer["ResourceConfig"]["InstanceType"] = EVIL
-        progress.take(Described(answer))
+        progress.take(StatusPolled(answer))
     html = notebook.bundle_of(progress)["text/html"]
     assert "script" not in Elements(html).seen
     assert "<script>alert(1)</script>&amp;" in Elements(html).words
@@ -129,7 +129,9 @@ def test_the_words_of_a_job_and_of_aws_are_text(where: str) -> None:
 
 def test_at_the_end_it_says_where_the_curves_are() -> None:
     progress = training()
-    progress.take(Described(description("Completed", "Starting", "Training", "Completed", hosts=4)))
+    progress.take(
+        StatusPolled(description("Completed", "Starting", "Training", "Completed", hosts=4))
+    )
     words = Elements(notebook.bundle_of(progress)["text/html"]).words
     assert "interrupting" not in words
     assert "smtrain download llama-train-1a2b curves --what metrics --target aws" in words

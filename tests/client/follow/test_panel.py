@@ -12,9 +12,9 @@ from rich.console import Console
 
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow import panel
-from smtrain.client.follow.follower import Described
+from smtrain.client.follow.follower import StatusPolled
 from smtrain.client.follow.html import block
-from smtrain.client.follow.panel import LivePanel, written
+from smtrain.client.follow.panel import LivePanel, format_line
 from smtrain.client.follow.progress import SILENT_S, Progress
 from smtrain.core.protocol.log_lines import WARNING, Line, machine_line, step_line
 from tests.cli.test_terminals import on_a_terminal
@@ -36,7 +36,7 @@ def step(n: int, at: float, of: int = 100) -> Line:
 def training(region: str = "us-east-1", name: str = "aws", **more: Any) -> Progress:
     progress = Progress("llama-train-1a2b", name, region)
     running = description("InProgress", "Starting", "Pending", "Training", hosts=4, **more)
-    progress.take(Described({"TrainingStartTime": BEGAN + 2 * MINUTE, **running}))
+    progress.take(StatusPolled({"TrainingStartTime": BEGAN + 2 * MINUTE, **running}))
     for n in range(1, 41):
         progress.take(step(n, 120 + 3 * n))
         progress.lines.append(step(n, 120 + 3 * n))
@@ -181,7 +181,7 @@ def test_a_low_terminal_shows_fewer_lines_of_the_log(
 
 def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress("job", "aws", "us-east-1")
-    progress.take(Described(description("InProgress", "Starting", "Pending")))
+    progress.take(StatusPolled(description("InProgress", "Starting", "Pending")))
     text = drawn(progress, BEGAN + 40 * MINUTE, monkeypatch)
     assert "Starting 1 min 00 s > Pending 39 min 00 s" in text
     assert "loss" not in text
@@ -202,7 +202,7 @@ def test_the_end_is_what_was_billed(monkeypatch: pytest.MonkeyPatch) -> None:
         TrainingStartTime=BEGAN,
         TrainingEndTime=BEGAN + 30 * MINUTE,
     )
-    progress.take(Described(ended))
+    progress.take(StatusPolled(ended))
     line = progress.summary(BEGAN + 99 * MINUTE)
     assert (
         line
@@ -236,13 +236,18 @@ def test_trouble_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lines_cannot_steer_the_terminal() -> None:
     assert (
-        written(Line("algo-1", 0, "\x1b[2J\x1b]0;title\x07a\x1b[31mred\x1b[0m\tb\x00\x9b"), hosts=1)
+        format_line(
+            Line("algo-1", 0, "\x1b[2J\x1b]0;title\x07a\x1b[31mred\x1b[0m\tb\x00\x9b"), hosts=1
+        )
         == "ared\tb"
     )
-    assert written(Line("algo-1", 0, " 10%|#  \r 20%|## \r\n"), hosts=1) == " 20%|## "
-    assert written(Line("algo-3", 0, "x\nalgo-1 | y"), hosts=4) == "algo-3 | x\nalgo-3 | algo-1 | y"
-    assert written(Line("algo-3", 0, "x"), hosts=4) == "algo-3 | x"
-    assert written(Line("algo-1", 0, "[b]x[/b]"), hosts=1) == "[b]x[/b]"
+    assert format_line(Line("algo-1", 0, " 10%|#  \r 20%|## \r\n"), hosts=1) == " 20%|## "
+    assert (
+        format_line(Line("algo-3", 0, "x\nalgo-1 | y"), hosts=4)
+        == "algo-3 | x\nalgo-3 | algo-1 | y"
+    )
+    assert format_line(Line("algo-3", 0, "x"), hosts=4) == "algo-3 | x"
+    assert format_line(Line("algo-1", 0, "[b]x[/b]"), hosts=1) == "[b]x[/b]"
 
 
 PANEL = """

@@ -24,7 +24,7 @@ from smtrain.client.backends.sagemaker import retry as patience_module
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow import follower as follower_module
 from smtrain.client.follow import merge
-from smtrain.client.follow.follower import Change, Cursor, Follower
+from smtrain.client.follow.follower import Cursor, Follower, StatusChange
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading, SeenEvents, last_lines
 from smtrain.core.errors import JobError
@@ -153,9 +153,9 @@ def follow(logs: Logs, sagemaker: SageMaker, **options: Any) -> Follower:
 
 def texts(follower: Follower) -> list[str]:
     return [
-        e.status if isinstance(e, Change) else e.text
+        e.status if isinstance(e, StatusChange) else e.text
         for e in follower.events()
-        if isinstance(e, Change | Line)
+        if isinstance(e, StatusChange | Line)
     ]
 
 
@@ -207,7 +207,7 @@ def test_a_follow_that_is_left_goes_on_at_the_same_line(
     for polls, event in enumerate(stream):
         if isinstance(event, Line):
             shown.append(event)
-        elif isinstance(event, Change):
+        elif isinstance(event, StatusChange):
             changes.append(event.status)
         if len(shown) >= left_after or polls > 50:
             break
@@ -224,7 +224,7 @@ def test_a_follow_that_is_left_goes_on_at_the_same_line(
     for event in second_follow.events():
         if isinstance(event, Line):
             shown.append(event)
-        elif isinstance(event, Change):
+        elif isinstance(event, StatusChange):
             changes.append(event.status)
     assert changes == ["Starting", "Training", "Completed"]
     assert Counter((x.host, x.timestamp, x.text) for x in shown) == Counter(

@@ -12,7 +12,7 @@ import pytest
 
 import smtrain.client.follow.tracked
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.follow.tracked import feeding
+from smtrain.client.follow.tracked import open_feed
 from smtrain.client.jobs.job import Job
 from smtrain.core.protocol.log_lines import Line, machine_line, step_line
 from smtrain.core.tracking.buffer import Buffered
@@ -39,7 +39,7 @@ def test_the_use_of_machines_goes_with_the_next_step(
     }
     steps = [step_line({"step": n, "loss": 2.0, "grad_norm": 1.0}, 3) for n in (1, 2, 3)]
     used = {"algo-1": {"cpu": 0.5, "device": 0.25}, "algo-2": {"cpu": 0.75}}
-    with feeding(job, description, print, whole=True) as fed:
+    with open_feed(job, description, print, is_whole_log=True) as fed:
         fed.take(Line("algo-1", 1, steps[0]))
         for host, numbers in used.items():
             fed.take(Line(host, 2, machine_line(numbers)))

@@ -160,7 +160,7 @@ def test_a_prefix_that_changes_meanwhile_is_refused_and_nothing_is_mixed(bucket:
 
 def test_only_the_wanted_files_are_copied(bucket: Bucket) -> None:
     bucket.put("optim/state", b"s")
-    copy = bucket.copy().only(lambda file: not file.startswith("optim/"))
+    copy = bucket.copy().restrict_to(lambda file: not file.startswith("optim/"))
     assert copy.missing_bytes == BIG + 2
     assert "optim/state" not in content(copy.fetch())
     assert copy.missing_bytes == 0

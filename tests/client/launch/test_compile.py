@@ -96,7 +96,9 @@ def test_graphs_are_compiled_once_and_every_later_job_knows(
     assert not any(name.endswith((".lock", ".log")) for name in kept)
     chain = Chain(load_config(raw), SageMakerBackend("local"))
     chain_says: list[str] = []
-    graphs.announce(chain.target, chain.config, chain.plan("train").request, chain_says.append)
+    graphs.announce_compiling(
+        chain.target, chain.config, chain.plan("train").request, chain_says.append
+    )
     assert chain_says == [f"graphs: all 3 were compiled by {job.name} ({result['cache']})"]
     other = smtrain.launch({**raw, "name": "other"}, stage="compile", say=said.append)
     assert other.name == job.name, "another run of the same shapes finds them"
@@ -121,9 +123,9 @@ def test_graphs_that_fail_fail_the_job_by_name_and_are_not_cached(
     assert "too many instructions" in text
     uri = changed(raw)[URI]
     assert {name.split("/")[1] for name in names(uri)} == {"MODULE_111+aa", "MODULE_333+aa"}
-    assert graphs.held(SageMakerBackend("local"), uri) is None
+    assert graphs.read_marker(SageMakerBackend("local"), uri) is None
     said: list[str] = []
-    graphs.announce(
+    graphs.announce_compiling(
         SageMakerBackend("local"),
         Chain(load_config(raw), SageMakerBackend("local")).config,
         smtrain.request(raw),

@@ -32,7 +32,7 @@ from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.config import Stage
 from smtrain.core.protocol.uris import split_uri
-from smtrain.plane.client import ensure_running, running, shut_down
+from smtrain.plane.client import ensure_running, running_endpoint, shut_down
 from tests import tiers
 from tests.processes import commands, ranks, read
 
@@ -139,7 +139,7 @@ def victims(home: Path, job: str, target: str) -> list[int]:
 
     folder = os.fsencode(home)
     if target == "plane":
-        endpoint = running(home)
+        endpoint = running_endpoint(home)
         return [endpoint.pid] if endpoint else []
     if target == "host":
         return processes(
@@ -191,7 +191,7 @@ def damage(target: SageMakerBackend, prefix: str, chance: random.Random) -> str 
     """Change one file of the newest whole checkpoint, if an older whole one exists to resume
     from.
     """
-    whole = [step for step in saved_steps(target, prefix) if step.whole]
+    whole = [step for step in saved_steps(target, prefix) if step.is_complete]
     if len(whole) < 2:
         return None
     bucket, key = split_uri(whole[-1].uri)
@@ -302,7 +302,7 @@ def test_killed_at_random_it_ends_bit_for_bit(
     assert final_hashes(SageMakerBackend("local"), last) == hashes
 
     prefix = last.describe()["CheckpointConfig"]["S3Uri"]
-    assert sum(step.whole for step in saved_steps(SageMakerBackend("local"), prefix)) >= 1
+    assert sum(step.is_complete for step in saved_steps(SageMakerBackend("local"), prefix)) >= 1
     shut_down()
     deadline = time.monotonic() + 30
     while left := processes(

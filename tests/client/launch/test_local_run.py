@@ -25,7 +25,7 @@ from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import list_objects
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.protocol.uris import split_uri
-from smtrain.plane.client import running
+from smtrain.plane.client import running_endpoint
 from smtrain.plane.server.processes import children_of
 from smtrain.worker.checkpoint.summary import verify
 from testing.plane import plane as local_plane
@@ -140,7 +140,7 @@ def test_a_run_s_summary_says_what_came_of_it_and_how_to_go_on(whole: smtrain.Ru
 
 def test_its_stages_began_with_their_imports_made(whole: smtrain.Run) -> None:
     """On Linux without a device; nothing that every job of ours has keeps it from a copy."""
-    plane = running()
+    plane = running_endpoint()
     assert plane is not None
     started = [pid for pid in children_of(plane.pid) if b"warm.py" in read(pid, "cmdline")]
     assert len(started) == 1

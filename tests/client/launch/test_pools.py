@@ -61,7 +61,7 @@ def run(target: SageMakerBackend, asked: dict[str, Any]) -> str:
 
 def said_before(target: SageMakerBackend, asked: dict[str, Any], wait: float = 0) -> list[str]:
     said: list[str] = []
-    pools.before(target, asked, said.append, wait=wait)
+    pools.announce_reuse(target, asked, said.append, wait=wait)
     return said
 
 
@@ -83,7 +83,7 @@ def test_a_pool_is_listed_with_its_price_and_its_end_and_released(
     assert (pool.job, pool.instance_type, pool.instance_count) == (name, KIND, 2)
     assert pool.dollars_per_hour == pytest.approx(2 * 1.54)
     assert pool.dollars == pytest.approx(pool.kept_s / 3600 * 2 * 1.54)
-    left = (pool.until - datetime.now(timezone.utc)).total_seconds()
+    left = (pool.expires_at - datetime.now(timezone.utc)).total_seconds()
     assert 600 < left <= 900
     _, listed, _ = cli(capsys, "list")
     assert f"{name}  2 x {KIND}  kept for " in listed

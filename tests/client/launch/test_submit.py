@@ -23,7 +23,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch import one_job as submit
-from smtrain.client.launch.pools import waiting
+from smtrain.client.launch.pools import capacity_backoff
 from smtrain.client.sdk.session import answer_was_lost
 from testing.plane import Plane
 
@@ -67,7 +67,7 @@ def with_compute(config: dict[str, Any], **compute: Any) -> dict[str, Any]:
 def single_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """botocore gives up at once, as after twelve attempts."""
     monkeypatch.setattr(
-        "smtrain.client.backends.sagemaker.clients.retrying",
+        "smtrain.client.backends.sagemaker.clients.retry_config",
         lambda _: Config(retries={"total_max_attempts": 1}),
     )
 
@@ -317,7 +317,7 @@ def test_ctrl_c_says_what_it_leaves(
 def test_patience_is_counted_from_the_first_attempt(target: Any) -> None:
     now = [1000.0]
     pace = SageMakerBackend(target).pace
-    patience = waiting(6 * 3600, pace, clock=lambda: now[0])
+    patience = capacity_backoff(6 * 3600, pace, clock=lambda: now[0])
     first, longest = pace.pauses
     pauses = []
     while (pause := patience.pause()) is not None:

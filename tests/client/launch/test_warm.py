@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from smtrain.core.protocol.entrypoints import entrypoints_folder
-from smtrain.plane.server.processes import children_of, runs
+from smtrain.plane.server.processes import children_of, is_running
 from tests.processes import commands, read
 
 UNSHARE = [
@@ -217,7 +217,7 @@ def test_who_leaves_in_the_middle_of_asking_leaves_nothing_running(
             socket.send_fds(caller, [(100).to_bytes(4, "big")], [null.fileno()] * 3)
         caller.sendall(b"half")
         until(lambda: bool(children_of(server)))
-    until(lambda: not any(map(runs, children_of(server))))
+    until(lambda: not any(map(is_running, children_of(server))))
 
 
 def test_a_copy_ends_with_the_launcher(environment: dict[str, str], tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_without_an_index_a_job_goes_without_them(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     said: list[str] = []
     assert (
-        wheels.travelling(
+        wheels.wheel_uploads(
             request(IMAGE.format("py312")), SageMakerBackend("aws", "us-west-2"), said.append
         )
         == []
@@ -61,7 +61,8 @@ def test_without_an_index_a_job_goes_without_them(
     assert "gigatoken==0.10.0" in said[1]
     assert list((tmp_path / "wheels").iterdir()) == []
     assert (
-        wheels.travelling(request("any"), SageMakerBackend("local", "us-east-1"), said.append) == []
+        wheels.wheel_uploads(request("any"), SageMakerBackend("local", "us-east-1"), said.append)
+        == []
     )
     assert len(said) == 2
 
@@ -78,19 +79,19 @@ def test_what_is_here_is_uploaded_beside_the_code(
     ]
     for file in files:
         file.write_bytes(b"a")
-    (upload,) = wheels.travelling(
+    (upload,) = wheels.wheel_uploads(
         request(IMAGE.format("py312")), SageMakerBackend("aws", "us-west-2"), print
     )
     assert (upload.uri, upload.files) == (
         "s3://b/code/0123/wheels/",
         tuple((file.name, file) for file in files),
     )
-    (upload,) = wheels.travelling(
+    (upload,) = wheels.wheel_uploads(
         request(IMAGE.format("py312"), "train"), SageMakerBackend("aws", "us-west-2"), print
     )
     assert upload.files == ((files[3].name, files[3]),), "training never makes tokens"
     assert (
-        wheels.travelling(
+        wheels.wheel_uploads(
             request(IMAGE.format("py312"), "compile"), SageMakerBackend("aws", "us-west-2"), print
         )
         == []
@@ -111,12 +112,12 @@ def test_ray_travels_with_a_preparation_on_several_machines_only(
     asked = {**request(image), "ResourceConfig": {"InstanceCount": 3}}
     target = SageMakerBackend("aws", "us-west-2")
     assert [
-        name for upload in wheels.travelling(asked, target, print) for name, _ in upload.files
+        name for upload in wheels.wheel_uploads(asked, target, print) for name, _ in upload.files
     ] == ["ray-1-py3-none-any.whl"]
     alone = {**request(image), "ResourceConfig": {"InstanceCount": 1}}
-    assert not any(upload.files for upload in wheels.travelling(alone, target, print))
+    assert not any(upload.files for upload in wheels.wheel_uploads(alone, target, print))
     training = {**request(image, "train"), "ResourceConfig": {"InstanceCount": 3}}
-    assert not any(upload.files for upload in wheels.travelling(training, target, print))
+    assert not any(upload.files for upload in wheels.wheel_uploads(training, target, print))
 
 
 @pytest.mark.skipif(

@@ -18,10 +18,10 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.sdk import installed
+from smtrain.client.sdk import installed_sdk
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 
-if installed() != "v2":
+if installed_sdk() != "v2":
     pytest.skip(
         "this SDK has no pipelines; those of v3 are a package apart", allow_module_level=True
     )

@@ -15,7 +15,7 @@ from botocore.validate import ParamValidator
 
 import smtrain
 from smtrain.cli.dispatch import call as dispatched
-from smtrain.client.launch.image_pattern import newest, resolved
+from smtrain.client.launch.image_pattern import newest, resolve_image
 from smtrain.client.launch.request import image_of
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
@@ -265,7 +265,7 @@ class TestPatterns:
             }
         )
         loaded = smtrain.load_config(config, set_=[f"compute.image={self.pattern}"])
-        whole, told = resolved(loaded, account)
+        whole, told = resolve_image(loaded, account)
         assert image_of(whole).endswith(
             f"/pytorch-training-neuronx:{TAG.replace('2.33.0', '2.33.10')}"
         )
@@ -293,7 +293,7 @@ class TestPatterns:
     ) -> None:
         loaded = smtrain.load_config(config, set_=[f"compute.image={self.pattern}"])
         with pytest.raises(ConfigError, match=sentence):
-            resolved(loaded, self.account(answer))
+            resolve_image(loaded, self.account(answer))
         with pytest.raises(ConfigError, match="only Amazon ECR is asked"):
             newest(None, "docker.io/team/neuronx:sdk2.33.*")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.sdk import build, installed
+from smtrain.client.sdk import build, installed_sdk
 from smtrain.core.config import Stage
 from tests.client.sdk.wire import OF_ANY_CONFIG, SDK, Wire, canonical, sent, start, target_with
 from tests.tiers import examples
@@ -154,13 +154,13 @@ def test_the_object_is_the_sdks_own_and_sends_what_was_altered(full: dict[str, A
 
 
 def test_the_config_says_which_sdk_sends(plain: dict[str, Any]) -> None:
-    from smtrain.client.sdk import chosen
+    from smtrain.client.sdk import sdk_for
 
     def choice(sdk: str, target: str) -> str | None:
         raw = {**plain, "compute": {**plain["compute"], "sdk": sdk}}
-        return chosen(SageMakerBackend(target), smtrain.load_config(raw))  # type: ignore[arg-type]
+        return sdk_for(SageMakerBackend(target), smtrain.load_config(raw))  # type: ignore[arg-type]
 
-    assert choice("auto", "aws") == SDK == installed()
+    assert choice("auto", "aws") == SDK == installed_sdk()
     assert choice("auto", "local") is None
     assert choice("boto3", "aws") is None
     assert SDK
@@ -181,7 +181,7 @@ def test_without_an_sdk_boto3_sends_and_there_is_no_estimator(
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", none)
-    assert installed() is None
+    assert installed_sdk() is None
     from smtrain.client.launch.one_job import create
 
     wire = Wire()

@@ -11,12 +11,12 @@ from typing import Any
 import botocore.session
 
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.sdk import build, installed
+from smtrain.client.sdk import build, installed_sdk
 from smtrain.stages import STAGES
 
 # The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in
 # both).
-SDK = installed()
+SDK = installed_sdk()
 # A model outside every hub, on an engine that compiles as it runs.
 OF_ANY_CONFIG = [stage for stage in STAGES if stage not in ("fetch", "compile", "evaluate")]
 

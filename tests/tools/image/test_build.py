@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.launch.image_inspect import Contents
+from smtrain.client.launch.image_inspect import ImageContents
 from smtrain.client.launch.wheels import lock_file
 from smtrain.core.errors import LocalError
 from smtrain.core.facts.images import image_uri
@@ -21,7 +21,7 @@ from tests.typed import typed as smtrain
 
 __all__ = ["index"]
 
-WHOLE = Contents(
+WHOLE = ImageContents(
     "3.12.3",
     "x86_64",
     0,

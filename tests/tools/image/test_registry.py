@@ -108,7 +108,7 @@ def test_docker_gets_the_login_with_the_call(ecr: Any) -> None:
 
 
 def test_what_has_no_room_is_not_begun(ecr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "room", lambda _: 7 * 10**9)
+    monkeypatch.setattr(registry, "free_bytes", lambda _: 7 * 10**9)
     docker = Docker()
     with pytest.raises(
         LocalError, match=r"is 6\.0 GB, some 15\.0 GB unpacked, and Docker's disk has 7\.0 GB free"

@@ -26,7 +26,7 @@ from smtrain.client.backends.pai.cloud import Cloud, CloudError, CloudLostError,
 from smtrain.client.backends.pai.logs import PodLogs
 from smtrain.client.backends.pai.registry import REGISTRY
 from smtrain.client.backends.pai.request import REQUEST, create_job, job_folder
-from smtrain.client.backends.sagemaker.retry import outlasting
+from smtrain.client.backends.sagemaker.retry import retry_while_lost
 from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
@@ -107,63 +107,65 @@ class PaiBackend:
         self.cloud.put(uri, files, say)
 
     def submit(
-        self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say
+        self, request: Mapping[str, Any], predecessors: Sequence[str] = (), say: Say = say
     ) -> str | None:
         """Create a job; returns its ID, or None if it exists already.
 
         PAI-DLC takes two jobs of one name, so an object in the job's folder makes sure that one
         launch creates it.
         """
-        name, claimed = request["TrainingJobName"], f"{job_folder(request)}/created"
-        made = create_job(request, self.section)
+        name, claim_uri = request["TrainingJobName"], f"{job_folder(request)}/created"
+        body = create_job(request, self.section)
         try:
-            self.cloud.claim(claimed, b"")
+            self.cloud.claim(claim_uri, b"")
         except ObjectTakenError:
-            if self._appears(name):
+            if self._await_job(name):
                 REGISTRY.remember(self.section, name)
                 return None  # else its launch was cut off
         try:
-            id_ = self.cloud.create(made)
+            id_ = self.cloud.create(body)
         except CloudLostError as error:
-            if not (found := self._appears(name)):
+            if not (existing_id := self._await_job(name)):
                 raise JobError(
                     f"{name} could not be created: {error}; the same command tries again"
                 ) from None
             say(f"{name} exists, though PAI-DLC did not say so when it was created")
-            id_ = found
+            id_ = existing_id
         except CloudError as error:
             with suppress(CloudError):
-                self.cloud.remove(claimed)
+                self.cloud.remove(claim_uri)
             raise JobError(f"{name} was not submitted: {error}") from None
         REGISTRY.remember(self.section, name)
         self._ids[name] = id_
         return id_
 
-    def _appears(self, name: str) -> str | None:
+    def _await_job(self, name: str) -> str | None:
         """The ID of a job that another launch creates now; None if it does not appear in time."""
-        until = time.monotonic() + _CLAIM_S
-        while (found := self._find(name)) is None:
-            if time.monotonic() > until:
+        deadline = time.monotonic() + _CLAIM_S
+        while (job := self._find(name)) is None:
+            if time.monotonic() > deadline:
                 return None
             time.sleep(1)
-        return str(found["JobId"])
+        return str(job["JobId"])
 
     def queued_id(self, name: str) -> str | None:
-        found = self._find(name)
-        return str(found["JobId"]) if found and _state(found).status not in FINAL_STATUSES else None
+        job = self._find(name)
+        return str(job["JobId"]) if job and _state(job).status not in FINAL_STATUSES else None
 
     # ---- describe, list, stop
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
-        job = outlasting(lambda: self.cloud.job(self._id(name)), patience, CloudLostError)
-        description = self._described(job)
+        job = retry_while_lost(lambda: self.cloud.job(self._id(name)), patience, CloudLostError)
+        description = self._describe_job(job)
         if description["TrainingJobStatus"] == "Completed" and (
-            defined := definitions(description)
+            metric_definitions := definitions(description)
         ):
             description["FinalMetricDataList"] = final_metrics(
-                defined, self.last_events(name, _LAST_LINES, patience)
+                metric_definitions, self.last_events(name, _LAST_LINES, patience)
             )
-        if description["TrainingJobStatus"] == "Failed" and (why := self._why(description)):
-            description["FailureReason"] = why
+        if description["TrainingJobStatus"] == "Failed" and (
+            cause := self._failure_reason(description)
+        ):
+            description["FailureReason"] = cause
         return description
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
@@ -172,16 +174,20 @@ class PaiBackend:
                 self._ids.setdefault(
                     str(job["DisplayName"]), str(job["JobId"])
                 )  # the newest comes first
-            ours = [self._described(job) for job in jobs if _is_ours(job)]
-            yield [summary(one) for one in ours if (contains or "") in one["TrainingJobName"]]
+            descriptions = [self._describe_job(job) for job in jobs if _is_ours(job)]
+            yield [
+                summary(description)
+                for description in descriptions
+                if (contains or "") in description["TrainingJobName"]
+            ]
 
     def stop(self, name: str) -> None:
         """Ask a job to save and end; one that waits is not started."""
         self.cloud.stop(self._id(name))
 
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
-        made = [create_job(request, self.section) for request in requests]
-        return json_text(made[0] if len(made) == 1 else made, indent=2)
+        bodies = [create_job(request, self.section) for request in requests]
+        return json_text(bodies[0] if len(bodies) == 1 else bodies, indent=2)
 
     def tags(self, job: Mapping[str, Any]) -> list[dict[str, str]]:
         return list(job.get("Tags", []))
@@ -197,12 +203,12 @@ class PaiBackend:
         patience: Any,
     ) -> dict[str, Any]:
         """One page with all events from a time (ms) on."""
-        events = outlasting(lambda: self._log(name).since(start), patience, CloudLostError)
-        wanted = (event for event in events if matches(event, start, host, pattern))
-        return {"events": sorted(wanted, key=lambda event: int(event["timestamp"]))}
+        events = retry_while_lost(lambda: self._log(name).since(start), patience, CloudLostError)
+        matching_events = (event for event in events if matches(event, start, host, pattern))
+        return {"events": sorted(matching_events, key=lambda event: int(event["timestamp"]))}
 
     def last_events(self, name: str, count: int, patience: Any) -> list[dict[str, Any]]:
-        return outlasting(lambda: self._log(name).last(count), patience, CloudLostError)
+        return retry_while_lost(lambda: self._log(name).last(count), patience, CloudLostError)
 
     # ---- files
     def listing(self, uri: str) -> list[dict[str, Any]]:
@@ -230,52 +236,59 @@ class PaiBackend:
 
     def _id(self, name: str) -> str:
         if name not in self._ids:
-            found = self._find(name)
-            if found is None:
+            job = self._find(name)
+            if job is None:
                 raise JobError(
                     f"{name}: no such job in {self.region_name()}; `smtrain list --target pai-dlc`",
                     code="job.not_found",
                 )
-            self._ids[name] = str(found["JobId"])
+            self._ids[name] = str(job["JobId"])
         return self._ids[name]
 
-    def _described(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe_job(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """DescribeTrainingJob's answer for a job of GetJob or ListJobs."""
         text = (job.get("Envs") or {}).get(REQUEST)
         name = str(job.get("DisplayName"))
         try:
-            sent = parse_object(text) if text else {}
+            job_request = parse_object(text) if text else {}
         except ValueError:  # changed in PAI's console
-            sent = {}
+            job_request = {}
         run = (stage_of(name) or (name,))[
             0
         ]  # without its variables a job has no more than its name
-        sent = {
+        job_request = {
             "OutputDataConfig": {"S3OutputPath": f"{self.section.base}/{run}/jobs"},
             "ResourceConfig": {},
-            **sent,
+            **job_request,
         }
-        created, started = _moment(job.get("GmtCreateTime")), _moment(job.get("GmtRunningTime"))
-        ended = [job.get(f"Gmt{word}Time") for word in ("Finish", "Successed", "Failed", "Stopped")]
-        times = [moment for moment in (created, started, *map(_moment, ended)) if moment]
+        creation_time, start_time = (
+            _moment(job.get("GmtCreateTime")),
+            _moment(job.get("GmtRunningTime")),
+        )
+        end_times = [
+            job.get(f"Gmt{word}Time") for word in ("Finish", "Successed", "Failed", "Stopped")
+        ]
+        times = [
+            moment for moment in (creation_time, start_time, *map(_moment, end_times)) if moment
+        ]
         now = datetime.now(timezone.utc)
         return describe(
-            {**sent, "TrainingJobName": name},
+            {**job_request, "TrainingJobName": name},
             "pai-dlc",
             str(job.get("JobId")),
             _state(job),
-            JobTimes(created or now, times[-1] if times else now, started),
+            JobTimes(creation_time or now, times[-1] if times else now, start_time),
             _transitions(job),
         )
 
-    def _why(self, description: Mapping[str, Any]) -> str:
+    def _failure_reason(self, description: Mapping[str, Any]) -> str:
         """The cause that the first failing pod has left, else PAI-DLC's."""
         with suppress(CloudError):
-            left = sorted(
+            failure_keys = sorted(
                 item["Key"] for item in self.cloud.listing(f"{job_folder(description)}/failures/")
             )
-            if left:
-                return self.cloud.read(f"{OSS}{self.section.bucket}/{left[0]}").decode(
+            if failure_keys:
+                return self.cloud.read(f"{OSS}{self.section.bucket}/{failure_keys[0]}").decode(
                     errors="replace"
                 )
         return str(description.get("FailureReason", ""))
@@ -292,9 +305,9 @@ def _is_ours(job: Mapping[str, Any]) -> bool:
 
 def _state(job: Mapping[str, Any]) -> JobState:
     status, secondary = _STATES.get(str(job.get("Status")), ("InProgress", "Pending"))
-    said = ": ".join(str(job[key]) for key in ("ReasonCode", "ReasonMessage") if job.get(key))
+    message = ": ".join(str(job[key]) for key in ("ReasonCode", "ReasonMessage") if job.get(key))
     waits = str(job.get("Status")) if secondary == "Pending" else ""
-    return JobState(status, secondary, said or waits)
+    return JobState(status, secondary, message or waits)
 
 
 def _transitions(job: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -308,8 +321,8 @@ def _transitions(job: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
     ]
     changes: list[dict[str, Any]] = []
-    for one in history:
-        state, at = _state(one), _moment(one.get("StartTime"))
+    for entry in history:
+        state, at = _state(entry), _moment(entry.get("StartTime"))
         if at is None:
             continue
         if changes:

@@ -24,7 +24,7 @@ def run_checks(
     backend: PaiBackend,
     config: JobConfig,
     stages: Sequence[Stage],
-    copied: Collection[str] = (),
+    copied_uris: Collection[str] = (),
     *,
     probe: bool = False,
 ) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ def run_checks(
     yield Finding("pai-dlc", "ok", f"PAI-DLC answers in {backend.region_name()}{of}")
     yield from _storage(backend)
     yield from _types(backend, stages)
-    yield from _inputs(config, copied, backend)
+    yield from _inputs(config, copied_uris, backend)
 
 
 def _storage(backend: PaiBackend) -> Iterator[Finding]:
@@ -72,42 +72,44 @@ def _types(backend: PaiBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
             "nothing needs to be done; the job waits for it",
         )
         return
-    wanted: dict[str, str] = {}
+    keys_by_type: dict[str, str] = {}
     for stage in stages:
         on_cpus = not stage_named(stage).accelerated and section.cpu_ecs_spec
-        wanted[str(section.cpu_ecs_spec if on_cpus else section.ecs_spec)] = (
+        keys_by_type[str(section.cpu_ecs_spec if on_cpus else section.ecs_spec)] = (
             "cpu_ecs_spec" if on_cpus else "ecs_spec"
         )
     try:
-        known = backend.cloud.types()
+        region_types = backend.cloud.types()
     except CloudError as error:
         yield Finding(
             "resources", "warning", f"the types of public resources were not checked ({error})"
         )
         return
-    for name, key in wanted.items():
-        if name not in known:
-            near = nearest(name, sorted(known), cutoff=0.0)
+    for name, key in keys_by_type.items():
+        if name not in region_types:
+            suggestion = nearest(name, sorted(region_types), cutoff=0.0)
             text, remedy = (
                 f"{backend.region_name()} offers no {name}",
-                f"set pai.{key} to one that it offers, such as {near}",
+                f"set pai.{key} to one that it offers, such as {suggestion}",
             )
             yield Finding("resources", "fault", text, remedy)
         else:
             yield Finding("resources", "ok", f"{backend.region_name()} offers {name}")
 
 
-def _inputs(config: JobConfig, copied: Collection[str], backend: PaiBackend) -> Iterator[Finding]:
+def _inputs(
+    config: JobConfig, copied_uris: Collection[str], backend: PaiBackend
+) -> Iterator[Finding]:
     """Inputs on OSS that are not uploaded first."""
     for key, uri in inputs_of(config):
-        if not uri.startswith(OSS) or uri in copied:
+        if not uri.startswith(OSS) or uri in copied_uris:
             continue
         try:
-            there = backend.listing(uri)
+            objects = backend.listing(uri)
         except CloudError as error:
             yield Finding("inputs", "fault", f"{key}: {error}")
             continue
-        if not there:
+        if not objects:
             yield Finding(
                 "inputs",
                 "fault",
@@ -118,21 +120,21 @@ def _inputs(config: JobConfig, copied: Collection[str], backend: PaiBackend) -> 
         yield Finding("inputs", "ok", f"{uri}: read in place")
         if key == "model.path":
             yield from _model(
-                config, backend, uri.rstrip("/"), {str(item["Key"]) for item in there}
+                config, backend, uri.rstrip("/"), {str(item["Key"]) for item in objects}
             )
 
 
-def _model(config: JobConfig, backend: PaiBackend, uri: str, there: set[str]) -> Iterator[Finding]:
+def _model(config: JobConfig, backend: PaiBackend, uri: str, keys: set[str]) -> Iterator[Finding]:
     """The shape of a model on OSS."""
     file = f"{uri}/config.json"
-    if split_uri(file)[1] not in there:
+    if split_uri(file)[1] not in keys:
         yield Finding(
             "model", "fault", f"{uri} holds no config.json", "name a Hugging Face model folder"
         )
         return
     try:
-        described = parse_object(backend.read(file))
-        faults = [text for _, text in shape_faults(config, described)]
+        model_config = parse_object(backend.read(file))
+        faults = [text for _, text in shape_faults(config, model_config)]
     except (CloudError, ValueError) as error:
         yield Finding(
             "model", "fault", f"{file} cannot be read ({error})", "copy the model there again"

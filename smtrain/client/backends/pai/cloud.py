@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from smtrain.client.backends.base import Body, size_of
 from smtrain.client.backends.checksums import blocks_of, etag_of
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
-from smtrain.client.backends.sagemaker.retry import Patience, outlasting
+from smtrain.client.backends.sagemaker.retry import Patience, retry_while_lost
 from smtrain.core.config.pai import Pai
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError
@@ -51,24 +51,24 @@ class Cloud:
     def create(self, request: Mapping[str, Any]) -> str:
         """Create a job; returns its ID. Raises `CloudError`."""
         models = self._models
-        made = models.CreateJobRequest().from_map(dict(request))
-        if lost := sorted(_keys(request) - _keys(made.to_map())):
+        sdk_request = models.CreateJobRequest().from_map(dict(request))
+        if unknown_keys := sorted(_keys(request) - _keys(sdk_request.to_map())):
             raise CloudError(
-                f"the installed alibabacloud-pai-dlc20201203 does not know {', '.join(lost)} of"
+                f"the installed alibabacloud-pai-dlc20201203 does not know {', '.join(unknown_keys)} of"
                 " CreateJob; update it"
             )
-        return str(self._ask("create_job", made)["JobId"])
+        return str(self._ask("create_job", sdk_request)["JobId"])
 
     def job(self, id_: str) -> dict[str, Any]:
         """GetJob's answer."""
-        asked = self._models.GetJobRequest(need_detail=True)
-        return self._ask("get_job", id_, asked)
+        sdk_request = self._models.GetJobRequest(need_detail=True)
+        return self._ask("get_job", id_, sdk_request)
 
     def jobs(self, contains: str | None, size: int) -> Iterator[list[dict[str, Any]]]:
         """Pages of the workspace's jobs whose name contains a text, newest first."""
-        number, seen = 1, 0
+        number, job_count = 1, 0
         while True:
-            asked = self._models.ListJobsRequest(
+            sdk_request = self._models.ListJobsRequest(
                 workspace_id=self.section.workspace,
                 display_name=contains,
                 sort_by="GmtCreateTime",
@@ -76,11 +76,11 @@ class Cloud:
                 page_number=number,
                 page_size=size,
             )
-            answer = self._ask("list_jobs", asked)
+            answer = self._ask("list_jobs", sdk_request)
             page = list(answer.get("Jobs") or ())
             yield page
-            number, seen = number + 1, seen + len(page)
-            if not page or seen >= int(answer.get("TotalCount") or 0):
+            number, job_count = number + 1, job_count + len(page)
+            if not page or job_count >= int(answer.get("TotalCount") or 0):
                 return
 
     def stop(self, id_: str) -> None:
@@ -88,27 +88,27 @@ class Cloud:
         self._ask("stop_job", id_)
 
     def lines(
-        self, id_: str, pod: str, uid: str | None, start: str, end: str, most: int
+        self, id_: str, pod: str, uid: str | None, start: str, end: str, max_lines: int
     ) -> list[str]:
         """At most so many lines of a pod between two times (ISO 8601, UTC, whole seconds)."""
-        asked = self._models.GetPodLogsRequest(
-            max_lines=most, start_time=start, end_time=end, pod_uid=uid
+        sdk_request = self._models.GetPodLogsRequest(
+            max_lines=max_lines, start_time=start, end_time=end, pod_uid=uid
         )
-        answer = self._ask("get_pod_logs", id_, pod, asked)
+        answer = self._ask("get_pod_logs", id_, pod, sdk_request)
         return [str(line) for line in answer.get("Logs") or ()]
 
     def types(self) -> set[str]:
         """The types of public resources that the region offers."""
-        found: set[str] = set()
+        instance_types: set[str] = set()
         number = 1
         while True:
-            asked = self._models.ListEcsSpecsRequest(page_number=number, page_size=100)
-            answer = self._ask("list_ecs_specs", asked)
+            sdk_request = self._models.ListEcsSpecsRequest(page_number=number, page_size=100)
+            answer = self._ask("list_ecs_specs", sdk_request)
             specs = answer.get("EcsSpecs") or ()
-            found |= {str(spec.get("InstanceType")) for spec in specs}
+            instance_types |= {str(spec.get("InstanceType")) for spec in specs}
             number += 1
-            if not specs or len(found) >= int(answer.get("TotalCount") or 0):
-                return found
+            if not specs or len(instance_types) >= int(answer.get("TotalCount") or 0):
+                return instance_types
 
     @cached_property
     def _models(self) -> Any:
@@ -176,23 +176,23 @@ class Cloud:
         try:
             answer: dict[str, Any] = send(*arguments, {}, options).body.to_map()
         except UnretryableException as error:
-            raise self._lost(call, error) from None
+            raise self._lost_error(call, error) from None
         except (DaraException, TeaException) as error:
             status = int(
                 getattr(error, "status_code", None) or getattr(error, "statusCode", None) or 0
             )
-            said = f"{error.code}: {error.message}".strip(": ")
+            message = f"{error.code}: {error.message}".strip(": ")
             if status in _BUSY or "Throttling" in str(error.code) or not status:
-                raise self._lost(call, said) from None
-            raise CloudError(f"PAI-DLC has refused {call} ({said})") from None
+                raise self._lost_error(call, message) from None
+            raise CloudError(f"PAI-DLC has refused {call} ({message})") from None
         except (RequestException, OSError) as error:
-            raise self._lost(call, error) from None
+            raise self._lost_error(call, error) from None
         return answer
 
-    def _lost(self, call: str, why: object) -> CloudLostError:
+    def _lost_error(self, call: str, reason: object) -> CloudLostError:
         return CloudLostError(
             f"{call}: Alibaba Cloud does not answer in {self.section.region}"
-            f" ({str(why).splitlines()[0][:200]}); check the network, the proxy and pai.region"
+            f" ({str(reason).splitlines()[0][:200]}); check the network, the proxy and pai.region"
         )
 
     # ---- OSS
@@ -253,17 +253,17 @@ class Cloud:
         import oss2
 
         bucket, prefix = split_uri(uri)
-        there = {item["Key"]: item for item in self.listing(uri)}
-        lacking = [
+        remote_objects = {item["Key"]: item for item in self.listing(uri)}
+        missing_files = [
             (name, body)
             for name, body in files
-            if (item := there.get(prefix + name)) is None
+            if (item := remote_objects.get(prefix + name)) is None
             or not self._has_content(bucket, item, body)
         ]
-        if (size := sum(size_of(body) for _, body in lacking)) > 1 << 20:
+        if (size := sum(size_of(body) for _, body in missing_files)) > 1 << 20:
             say(f"uploading {spell_bytes(size)} to {uri}")
         store = self._bucket(bucket)
-        for name, body in lacking:
+        for name, body in missing_files:
             if isinstance(body, bytes):
                 send = partial(store.put_object, prefix + name, body)
             else:
@@ -290,7 +290,7 @@ class Cloud:
         if item["ETag"].strip('"') == etag_of(body, None):
             return True
         try:
-            about = self._store(
+            head = self._store(
                 f"read {item['Key']}", lambda: self._bucket(bucket).head_object(item["Key"])
             )
         except CloudError:  # it may not be read here, so it is sent again
@@ -298,7 +298,7 @@ class Cloud:
         crc = oss2.utils.Crc64()
         for block in blocks_of(body):
             crc.update(block)
-        return bool(about.server_crc == crc.crc)
+        return bool(head.server_crc == crc.crc)
 
     def _bucket(self, name: str) -> Any:
         import_oss()
@@ -321,7 +321,7 @@ class Cloud:
 
         Raises `CloudError` with what was being done.
         """
-        return outlasting(lambda: self._call(doing, call), Patience(seconds), CloudLostError)
+        return retry_while_lost(lambda: self._call(doing, call), Patience(seconds), CloudLostError)
 
     def _call(self, doing: str, call: Callable[[], _Some]) -> _Some:
         import_oss()
@@ -330,15 +330,15 @@ class Cloud:
         try:
             return call()
         except oss2.exceptions.RequestError as error:
-            raise self._lost(doing, error.exception) from None
+            raise self._lost_error(doing, error.exception) from None
         except oss2.exceptions.OssError as error:
             if error.code == "FileAlreadyExists":
                 raise ObjectTakenError(doing) from None
-            said = f"{error.code or error.status}: {error.message or 'no reason given'}"
+            message = f"{error.code or error.status}: {error.message or 'no reason given'}"
             if error.status in _BUSY:
-                raise self._lost(doing, said) from None
+                raise self._lost_error(doing, message) from None
             raise CloudError(
-                f"OSS did not {doing} ({said}); check pai.storage, and your rights on the bucket"
+                f"OSS did not {doing} ({message}); check pai.storage, and your rights on the bucket"
             ) from None
 
 
@@ -351,9 +351,9 @@ class _OssKeys:
     def get_credentials(self) -> Any:
         import oss2.credentials
 
-        now = self._client.get_credential()
+        credential = self._client.get_credential()
         return oss2.credentials.Credentials(
-            now.access_key_id, now.access_key_secret, now.security_token or ""
+            credential.access_key_id, credential.access_key_secret, credential.security_token or ""
         )
 
 
@@ -365,11 +365,13 @@ def import_oss() -> None:
         raise CloudError(missing_module("oss2")) from None
 
 
-def _keys(value: Any, above: str = "") -> set[str]:
+def _keys(value: Any, prefix: str = "") -> set[str]:
     """The paths of all keys of a request."""
     if isinstance(value, Mapping):
-        own = {f"{above}{key}": item for key, item in value.items()}
-        return set(own).union(*(_keys(item, f"{key}.") for key, item in own.items()))
+        items_by_path = {f"{prefix}{key}": item for key, item in value.items()}
+        return set(items_by_path).union(
+            *(_keys(item, f"{key}.") for key, item in items_by_path.items())
+        )
     return (
-        set().union(*(_keys(item, above) for item in value)) if isinstance(value, list) else set()
+        set().union(*(_keys(item, prefix) for item in value)) if isinstance(value, list) else set()
     )

@@ -17,7 +17,7 @@ from typing import Any
 from smtrain.client.backends.description import milliseconds
 from smtrain.client.backends.pai.cloud import Cloud
 
-_MOST = 2000
+_MAX_LINES = 2000
 """Lines of one answer, PAI-DLC's default."""
 _LATE_S = 600
 """Seconds after a job's end, or after now by this machine's clock, in which lines may have come."""
@@ -41,20 +41,22 @@ class Pod:
 
 def pods_of(job: Mapping[str, Any]) -> list[Pod]:
     """The pods of GetJob's answer, each after those that it has replaced."""
-    listed = [pod for pod in job.get("Pods") or () if pod.get("PodId")]
-    leads = any(str(pod.get("Type", "")).lower() == "master" for pod in listed)
-    created = milliseconds(str(job.get("GmtCreateTime")))
+    current_pods = [pod for pod in job.get("Pods") or () if pod.get("PodId")]
+    leads = any(str(pod.get("Type", "")).lower() == "master" for pod in current_pods)
+    creation_ms = milliseconds(str(job.get("GmtCreateTime")))
     pods = []
-    for pod in listed:
+    for pod in current_pods:
         number = int(match[1]) if (match := _NUMBER.search(str(pod["PodId"]))) else 0
         worker = str(pod.get("Type", "")).lower() != "master"
         host = f"algo-{number + 1 + (leads and worker)}"
-        for one in (*(pod.get("HistoryPods") or ()), pod):
+        for attempt in (*(pod.get("HistoryPods") or ()), pod):
             began = (
-                milliseconds(str(one.get("GmtStartTime") or one.get("GmtCreateTime") or ""))
-                or created
+                milliseconds(str(attempt.get("GmtStartTime") or attempt.get("GmtCreateTime") or ""))
+                or creation_ms
             )
-            pods.append(Pod(str(one.get("PodId") or pod["PodId"]), one.get("PodUid"), host, began))
+            pods.append(
+                Pod(str(attempt.get("PodId") or pod["PodId"]), attempt.get("PodUid"), host, began)
+            )
     return pods
 
 
@@ -68,11 +70,11 @@ class PodLogs:
 
     def since(self, start: int) -> list[dict[str, Any]]:
         """Every event from a time (ms) on, pod by pod, as FilterLogEvents gives them."""
-        until = self._end + _LATE_S
+        end = self._end + _LATE_S
         return [
             event
             for pod in self._pods
-            for event in self._events(pod, max(start, pod.began) // 1000, until)
+            for event in self._events(pod, max(start, pod.began) // 1000, end)
         ]
 
     def last(self, count: int) -> list[dict[str, Any]]:
@@ -84,13 +86,13 @@ class PodLogs:
 
     def _last(self, pod: Pod, count: int) -> list[dict[str, Any]]:
         """The last events of a pod: farther and farther back, as a long log takes many calls."""
-        back, began = _BACK_S, pod.began // 1000
+        lookback_s, began = _BACK_S, pod.began // 1000
         while True:
-            start = max(began, self._end - back)
+            start = max(began, self._end - lookback_s)
             events = list(self._events(pod, start, self._end + _LATE_S))
             if len(events) >= count or start == began:
                 return events
-            back *= 8
+            lookback_s *= 8
 
     def _events(self, pod: Pod, start: int, end: int) -> Iterator[dict[str, Any]]:
         stream = f"{self._name}/{pod.host}-{(pod.uid or '0')[:8]}"
@@ -106,8 +108,8 @@ class PodLogs:
         """Time (ms) and text of the lines between two times in seconds. A full answer may lack
         some: each half of the time is asked then, down to one second.
         """
-        lines = self._ask(pod, start, end, _MOST)
-        if len(lines) < _MOST or end - start < 2:
+        lines = self._ask(pod, start, end, _MAX_LINES)
+        if len(lines) < _MAX_LINES or end - start < 2:
             yield from self._lines_of_second(pod, start, end, lines)
             return
         middle = (start + end) // 2
@@ -124,24 +126,26 @@ class PodLogs:
 
         If PAI-DLC keeps to a lower limit, a last line says that some may be missing.
         """
-        most, limited = _MOST, False
-        while len(lines) >= most and not limited:
-            most *= 10
-            more = self._ask(pod, start, end, most)
-            limited, lines = (
-                len(more) <= len(lines) and len(more) < most and len(more) % _MOST == 0,
-                more,
+        limit, is_truncated = _MAX_LINES, False
+        while len(lines) >= limit and not is_truncated:
+            limit *= 10
+            longer_answer = self._ask(pod, start, end, limit)
+            is_truncated, lines = (
+                len(longer_answer) <= len(lines)
+                and len(longer_answer) < limit
+                and len(longer_answer) % _MAX_LINES == 0,
+                longer_answer,
             )
-        yield from _timed(lines, pod.began)
-        if limited:
+        yield from _stamp_lines(lines, pod.began)
+        if is_truncated:
             text = f"(PAI-DLC returned {len(lines)} lines of this second, perhaps not all of them)"
             yield start * 1000 + 999, text
 
-    def _ask(self, pod: Pod, start: int, end: int, most: int) -> list[str]:
-        return self._cloud.lines(self._id, pod.id, pod.uid, _text(start), _text(end), most)
+    def _ask(self, pod: Pod, start: int, end: int, max_lines: int) -> list[str]:
+        return self._cloud.lines(self._id, pod.id, pod.uid, _text(start), _text(end), max_lines)
 
 
-def _timed(lines: Sequence[str], began: int) -> Iterator[tuple[int, str]]:
+def _stamp_lines(lines: Sequence[str], began: int) -> Iterator[tuple[int, str]]:
     """Lines with their times: one without a time has that of the line before it, the first ones
     `began`.
     """

@@ -7,9 +7,9 @@ from smtrain.core.config.pai import OSS, Pai
 
 
 def _pai(text: str) -> Pai:
-    region, _, rest = text.partition(f"={OSS}")
+    region, _, bucket_path = text.partition(f"={OSS}")
     region, _, workspace = region.partition("/")
-    return Pai(region=region, workspace=workspace or None, storage=f"{OSS}{rest}")
+    return Pai(region=region, workspace=workspace or None, storage=f"{OSS}{bucket_path}")
 
 
 REGISTRY = JobRegistry(

@@ -47,7 +47,7 @@ def create_job(request: Mapping[str, Any], pai: Pai) -> dict[str, Any]:
     Raises `ConfigError` if it is longer than PAI-DLC takes.
     """
     name, stage = request["TrainingJobName"], request["HyperParameters"]["stage"]
-    made: dict[str, Any] = {
+    body: dict[str, Any] = {
         "DisplayName": name,
         "JobType": "PyTorchJob",
         "WorkspaceId": pai.workspace,
@@ -66,22 +66,22 @@ def create_job(request: Mapping[str, Any], pai: Pai) -> dict[str, Any]:
             "Branch": pai.code.branch,
             "Commit": pai.code.commit,
         }
-        made["CodeSource"] = _given({**code, "MountPath": pai.code.path})
+        body["CodeSource"] = _drop_unset({**code, "MountPath": pai.code.path})
     if pai.vpc:
         vpc = {
             "VpcId": pai.vpc.id,
             "SwitchId": pai.vpc.switch,
             "SecurityGroupId": pai.vpc.security_group,
         }
-        made["UserVpc"] = _given({**vpc, "ExtendedCIDRs": list(pai.vpc.cidrs) or None})
-    made = _given(made)
-    if (size := len(json.dumps(made, ensure_ascii=False).encode())) > REQUEST_BYTES:
+        body["UserVpc"] = _drop_unset({**vpc, "ExtendedCIDRs": list(pai.vpc.cidrs) or None})
+    body = _drop_unset(body)
+    if (size := len(json.dumps(body, ensure_ascii=False).encode())) > REQUEST_BYTES:
         raise ConfigError(
             f"pai.command: the request of {name} has {size:,} bytes, and PAI-DLC takes"
             f" {REQUEST_BYTES:,}; shorten compute.environment, tags and pai.command",
             code="config.combination",
         )
-    return made
+    return body
 
 
 def minutes(request: Mapping[str, Any]) -> int:
@@ -102,7 +102,7 @@ def channels(request: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -111,33 +111,37 @@ def _specs(request: Mapping[str, Any], pai: Pai) -> list[dict[str, Any]]:
 
     The pods' type or resources are those of the stage.
     """
-    pods, on_cpus = request["ResourceConfig"]["InstanceCount"], not _accelerated(request)
-    each: dict[str, Any] = {"Image": request["AlgorithmSpecification"]["TrainingImage"]}
+    pods, on_cpus = request["ResourceConfig"]["InstanceCount"], not _is_accelerated(request)
+    pod_spec: dict[str, Any] = {"Image": request["AlgorithmSpecification"]["TrainingImage"]}
     if pai.quota is None:
-        each["EcsSpec"] = (pai.cpu_ecs_spec if on_cpus else None) or pai.ecs_spec
+        pod_spec["EcsSpec"] = (pai.cpu_ecs_spec if on_cpus else None) or pai.ecs_spec
     else:
         assert pai.resources  # checked with the config
-        own = (
+        resources = (
             pai.cpu_resources or pai.resources.model_copy(update={"gpu": 0})
             if on_cpus
             else pai.resources
         )
-        each["ResourceConfig"] = _resources(
-            own, int(request["HyperParameters"].get("processes_per_instance", 0))
+        pod_spec["ResourceConfig"] = _resources(
+            resources, int(request["HyperParameters"].get("processes_per_instance", 0))
         )
-    specs = [{"Type": "Master", "PodCount": 1, **each}]
-    return specs if pods == 1 else [*specs, {"Type": "Worker", "PodCount": pods - 1, **each}]
+    specs = [{"Type": "Master", "PodCount": 1, **pod_spec}]
+    return specs if pods == 1 else [*specs, {"Type": "Worker", "PodCount": pods - 1, **pod_spec}]
 
 
-def _resources(own: PaiResources, processes: int) -> dict[str, str]:
-    count = processes if own.gpu is None else own.gpu
-    values = {"CPU": str(own.cpu), "Memory": own.memory, "SharedMemory": own.shared_memory}
+def _resources(resources: PaiResources, processes: int) -> dict[str, str]:
+    count = processes if resources.gpu is None else resources.gpu
+    values = {
+        "CPU": str(resources.cpu),
+        "Memory": resources.memory,
+        "SharedMemory": resources.shared_memory,
+    }
     if count:
-        values |= {"GPU": str(count), "GPUType": own.gpu_type}
+        values |= {"GPU": str(count), "GPUType": resources.gpu_type}
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _accelerated(request: Mapping[str, Any]) -> bool:
+def _is_accelerated(request: Mapping[str, Any]) -> bool:
     return stage_named(request["HyperParameters"]["stage"]).accelerated
 
 
@@ -147,8 +151,8 @@ def _command(request: Mapping[str, Any], pai: Pai) -> str:
     """
     stage = request["HyperParameters"]["stage"]
     bundle = shell_word(f"{pai.path_of(channels(request)['code'])}bundle.tar.gz")
-    own = f" bash -c {shell_word(pai.command)}" if pai.command and stage == "train" else ""
-    return _UNPACK.format(bundle=bundle, stage=stage) + own
+    user_command = f" bash -c {shell_word(pai.command)}" if pai.command and stage == "train" else ""
+    return _UNPACK.format(bundle=bundle, stage=stage) + user_command
 
 
 def _variables(request: Mapping[str, Any], pai: Pai) -> dict[str, str]:
@@ -157,19 +161,19 @@ def _variables(request: Mapping[str, Any], pai: Pai) -> dict[str, str]:
     }
     if checkpoints := request.get("CheckpointConfig"):
         folders["checkpoints"] = pai.path_of(checkpoints["S3Uri"])
-    kept = {key: value for key, value in request.items() if key not in _LEFT_OUT}
+    request_subset = {key: value for key, value in request.items() if key not in _LEFT_OUT}
     return {
         **{key: pai.path_of(value) for key, value in request["Environment"].items()},
         "TRAINING_JOB_NAME": request["TrainingJobName"],
         JOB_FOLDER: pai.path_of(job_folder(request)),
         FOLDERS: json.dumps(folders, separators=(",", ":")),
-        REQUEST: json.dumps(kept, separators=(",", ":")),
+        REQUEST: json.dumps(request_subset, separators=(",", ":")),
     }
 
 
 def _storage(pai: Pai) -> dict[str, Any]:
     prefix = pai.base.removeprefix(f"{OSS}{pai.bucket}").strip("/")
-    host = _within(pai.bucket, pai)
+    host = _internal_uri(pai.bucket, pai)
     return {
         "Uri": f"{host}{prefix}/" if prefix else host,
         "MountPath": pai.mount,
@@ -182,28 +186,31 @@ def _other_buckets(request: Mapping[str, Any], pai: Pai) -> list[dict[str, Any]]
     paths = [pai.path_of(uri) for uri in channels(request).values()]
     buckets = dict.fromkeys(path.split("/")[3] for path in paths if path.startswith(f"{INPUTS}/"))
     return [
-        {"Uri": _within(b, pai), "MountPath": f"{INPUTS}/{b}", "MountAccess": "RO"} for b in buckets
+        {"Uri": _internal_uri(b, pai), "MountPath": f"{INPUTS}/{b}", "MountAccess": "RO"}
+        for b in buckets
     ]
 
 
-def _within(bucket: str, pai: Pai) -> str:
+def _internal_uri(bucket: str, pai: Pai) -> str:
     """The URI of a bucket by the endpoint of OSS inside the region, as mounts are given."""
     return f"{OSS}{bucket}.oss-{pai.region}-internal.aliyuncs.com/"
 
 
 def _mount(mount: PaiMount) -> dict[str, Any]:
     access = "RW" if mount.write else "RO"
-    named = {
+    data_source = {
         "DataSourceId": mount.dataset,
         "Uri": mount.uri,
         "MountPath": mount.path,
         "MountAccess": access,
     }
-    return _given({**named, "EnableCache": mount.cache or None, "Options": mount.options})
+    return _drop_unset(
+        {**data_source, "EnableCache": mount.cache or None, "Options": mount.options}
+    )
 
 
 def _settings(request: Mapping[str, Any], pai: Pai) -> dict[str, Any]:
-    on_gpus = _accelerated(request)
+    on_gpus = _is_accelerated(request)
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
     settings: dict[str, Any] = {"TerminationGracePeriodSeconds": pai.grace, "Tags": tags or None}
     if on_gpus:
@@ -214,4 +221,4 @@ def _settings(request: Mapping[str, Any], pai: Pai) -> dict[str, Any]:
             "ErrorMonitoringArgs": pai.error_monitoring_args,
             "Driver": pai.driver,
         }
-    return _given(settings)
+    return _drop_unset(settings)

@@ -22,7 +22,7 @@ from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import split_uri
 from smtrain.core.targets import GRACE
 
-_HERE = Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120, (0.5, 5), 0.2)
+_LOCAL_PACE = Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120, (0.5, 5), 0.2)
 _AWS = Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10)
 
 _TRIES = 4
@@ -36,7 +36,7 @@ class SageMakerBackend(Clients):
 
     @property
     def pace(self) -> Pace:
-        return _HERE if self.record.here else _AWS
+        return _LOCAL_PACE if self.record.here else _AWS
 
     def base(self, uri: str | None) -> str:
         return (uri or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
@@ -58,9 +58,9 @@ class SageMakerBackend(Clients):
         except ClientError as error:
             if "not found" not in str(error).lower():
                 raise
-            near = near_run(name) if self.name == "local" else ""
+            suggestion = near_run(name) if self.name == "local" else ""
             raise JobError(
-                f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the"
+                f"{name}: no such job on target {self.name}; {suggestion}`smtrain list` lists the"
                 " existing ones",
                 code="job.not_found",
             ) from None
@@ -213,16 +213,17 @@ class SageMakerBackend(Clients):
 
 
 def unknown_run(
-    sentence: str, name: str, place: Backend, near: str = "", code: Code = "job.not_found"
+    sentence: str, name: str, place: Backend, suggestion: str = "", code: Code = "job.not_found"
 ) -> JobError:
     """The error for a name that no run or job has; `near` is a better idea than a similar name of a
     run.
     """
     side = {"local": "here", "aws": "on AWS"}.get(place.name, f"on target {place.name}")
-    near = near or (near_run(name) if place.name == "local" else "")
+    suggestion = suggestion or (near_run(name) if place.name == "local" else "")
     listing = f"smtrain list --target {place.name}" if place.record.queues else "smtrain list"
     return JobError(
-        f"{sentence} of this name {side}; {near}`{listing}` lists the existing ones", code=code
+        f"{sentence} of this name {side}; {suggestion}`{listing}` lists the existing ones",
+        code=code,
     )
 
 
@@ -231,8 +232,10 @@ def near_run(name: str) -> str:
     from smtrain.plane.client import home_folder, state_folder
 
     jobs = state_folder(home_folder()) / "jobs"
-    kept = [folder.name for folder in jobs.iterdir()] if jobs.is_dir() else []
-    near = nearest(
-        name, [*dict.fromkeys((stage_of(job) or (job,))[0] for job in kept), *kept], cutoff=0.7
+    job_names = [folder.name for folder in jobs.iterdir()] if jobs.is_dir() else []
+    suggestion = nearest(
+        name,
+        [*dict.fromkeys((stage_of(job) or (job,))[0] for job in job_names), *job_names],
+        cutoff=0.7,
     )
-    return f"did you mean {near}? " if near else ""
+    return f"did you mean {suggestion}? " if suggestion else ""

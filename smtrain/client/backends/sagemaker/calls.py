@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.sagemaker.circuit_breaker import SILENCE
+from smtrain.client.backends.sagemaker.circuit_breaker import CIRCUIT_BREAKER
 from smtrain.core.botocore_models import share_models
 from smtrain.core.text import clean_values
 
@@ -42,12 +42,12 @@ def _region_of(session: Any) -> str | None:
     """
     from botocore.utils import InstanceMetadataRegionFetcher
 
-    if known := session.get_config_variable("region"):
-        return str(known)
+    if region := session.get_config_variable("region"):
+        return str(region)
     settings = {name: session.get_config_variable(name) for name in _SETTINGS}
     fetcher: Any = InstanceMetadataRegionFetcher
-    own = fetcher(timeout=1, num_attempts=1, config=settings).retrieve_region()
-    return own if own and _REGION.fullmatch(own) else None
+    instance_region = fetcher(timeout=1, num_attempts=1, config=settings).retrieve_region()
+    return instance_region if instance_region and _REGION.fullmatch(instance_region) else None
 
 
 def named_region() -> str | None:
@@ -55,8 +55,8 @@ def named_region() -> str | None:
     import botocore.session
 
     session: Any = botocore.session.Session(session_vars=_VARIABLES)
-    known = session.get_config_variable("region")
-    return str(known) if known else None
+    region = session.get_config_variable("region")
+    return str(region) if region else None
 
 
 CONNECT_S = 5.0
@@ -74,14 +74,14 @@ ATTEMPTS = 12
 """Attempts of a call refused for now, or with an incomplete answer."""
 
 
-def transferring() -> Any:
+def transfer_config() -> Any:
     """The botocore `Config` of the client that transfers files."""
     from botocore.config import Config
 
-    return retrying("s3").merge(Config(read_timeout=TRANSFER_READ_S))
+    return retry_config("s3").merge(Config(read_timeout=TRANSFER_READ_S))
 
 
-def retrying(service: str) -> Any:
+def retry_config(service: str) -> Any:
     """The botocore `Config` of every client: adaptive retries, twelve attempts.
 
     An adaptive client slows down when it is throttled, for all of its operations together.
@@ -115,11 +115,13 @@ def aws_session(region: str | None) -> boto3.Session:
         )
     )
     share_models(inner)
-    SILENCE.watch(inner)
-    return checked(boto3.Session(region_name=region or _region_of(inner), botocore_session=inner))
+    CIRCUIT_BREAKER.watch(inner)
+    return add_answer_checks(
+        boto3.Session(region_name=region or _region_of(inner), botocore_session=inner)
+    )
 
 
-def checked(session: boto3.Session) -> boto3.Session:
+def add_answer_checks(session: boto3.Session) -> boto3.Session:
     """The session with two checks: answers are complete, and hold no text that could control a
     terminal.
     """

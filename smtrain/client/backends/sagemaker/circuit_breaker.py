@@ -25,7 +25,7 @@ LONGEST_PAUSE_S = 1.0
 _BEGAN = "smtrain_began"
 
 
-class Silence:
+class CircuitBreaker:
     """Hosts that do not answer, learned from the events of sessions; shared by clients in many
     threads.
     """
@@ -38,24 +38,28 @@ class Silence:
 
     def watch(self, session: Any) -> None:
         """Watch the calls of every client made from a botocore session after this call."""
-        session.register("before-call", self._before)
+        session.register("before-call", self._refuse_silent_host)
         session.register(
-            "needs-retry.*.*", self._after
+            "needs-retry.*.*", self._retry_delay
         )  # more specific than botocore's own handler, so called first
 
-    def _before(self, params: dict[str, Any], **_: Any) -> None:
+    def _refuse_silent_host(self, params: dict[str, Any], **_: Any) -> None:
         """Raise the error of the last call to a host that was given up."""
         now = params["context"][_BEGAN] = self._clock()
         host = urlsplit(params["url"]).netloc
         with self._lock:
-            recent = {one: it for one, it in self._given_up.items() if now - it[0] < REMEMBERED_S}
+            recent = {
+                netloc: it for netloc, it in self._given_up.items() if now - it[0] < REMEMBERED_S
+            }
             self._given_up = recent
-            silent = len(recent) > 1 and self._answered < min(when for when, _ in recent.values())
+            silent = len(recent) > 1 and self._answered < min(
+                failed_at for failed_at, _ in recent.values()
+            )
             if host not in recent and not silent:
                 return
         raise recent[host if host in recent else next(iter(recent))][1]
 
-    def _after(
+    def _retry_delay(
         self,
         request_dict: dict[str, Any],
         attempts: int,
@@ -73,17 +77,17 @@ class Silence:
                 self._answered = now
                 self._given_up.pop(host, None)
             return None
-        if began is None or not unanswered(caught_exception):
+        if began is None or not is_unanswered(caught_exception):
             return None
-        left = began + UNANSWERED_S - now
-        if left > 0:
-            return min(LONGEST_PAUSE_S, 0.1 * 2.0**attempts, left)
+        remaining_s = began + UNANSWERED_S - now
+        if remaining_s > 0:
+            return min(LONGEST_PAUSE_S, 0.1 * 2.0**attempts, remaining_s)
         with self._lock:
             self._given_up[host] = (now, caught_exception)
         raise caught_exception
 
 
-def unanswered(error: Exception) -> bool:
+def is_unanswered(error: Exception) -> bool:
     """True if there was no answer; an untrusted certificate is an answer, and retrying does not
     change it.
     """
@@ -93,5 +97,5 @@ def unanswered(error: Exception) -> bool:
     return isinstance(error, HTTPClientError | NoConnection) and not isinstance(error, SSLError)
 
 
-SILENCE = Silence()
+CIRCUIT_BREAKER = CircuitBreaker()
 """Shared by all sessions of this process."""

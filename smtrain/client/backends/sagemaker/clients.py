@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from smtrain.client.backends.sagemaker.calls import (
     NO_REGION,
+    add_answer_checks,
     aws_session,
-    checked,
-    retrying,
-    transferring,
+    retry_config,
+    transfer_config,
 )
 from smtrain.core.aws_errors import spell, why_refused
 from smtrain.core.errors import ConfigError, JobError
@@ -56,7 +56,7 @@ class Clients:
         if self.name == "local":
             from smtrain.plane.client import ensure_running
 
-            return checked(reviving(ensure_running()))
+            return add_answer_checks(reviving_session(ensure_running()))
         return aws_session(self.region)
 
     def client(self, service: str) -> Any:
@@ -66,7 +66,7 @@ class Clients:
         try:
             session: Any = self.session  # boto3-stubs know no service by a plain string
             with pause_collector():
-                return session.client(service, config=retrying(service))
+                return session.client(service, config=retry_config(service))
         except NoRegionError:
             raise ConfigError([NO_REGION], code="config.missing_key") from None
 
@@ -82,7 +82,7 @@ class Clients:
     def transfers(self) -> Any:
         """The client for file transfers: waits longer for a slow line than `s3` does."""
         session: Any = self.session
-        return self.s3 if self.name == "local" else session.client("s3", config=transferring())
+        return self.s3 if self.name == "local" else session.client("s3", config=transfer_config())
 
     @cached_property
     def logs(self) -> Any:
@@ -136,11 +136,11 @@ class Clients:
                     " or give the role's ARN",
                     code="config.wrong_value",
                 ) from None
-            why = why_refused(error, "allow yourself iam:GetRole")
+            refusal = why_refused(error, "allow yourself iam:GetRole")
             raise ConfigError(
-                f"compute.role: IAM did not return the ARN of the role {role!r}: {why}, or give the"
+                f"compute.role: IAM did not return the ARN of the role {role!r}: {refusal}, or give the"
                 " role's ARN",
-                code=why.code,
+                code=refusal.code,
             ) from None
 
     def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
@@ -158,7 +158,7 @@ class Clients:
             ) from None
 
 
-def reviving(endpoint: Endpoint) -> boto3.Session:
+def reviving_session(endpoint: Endpoint) -> boto3.Session:
     """A session that restarts the local control plane if it has died, and repeats the call.
 
     Calls raise `LocalError` if the control plane was stopped on purpose or cannot be started.

@@ -55,18 +55,18 @@ def sagemaker_defaults(target: SageMakerBackend) -> dict[str, Any]:
     """
     import platformdirs
 
-    merged: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for variable, folder in (
         ("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", platformdirs.site_config_dir("sagemaker")),
         ("SAGEMAKER_USER_CONFIG_OVERRIDE", platformdirs.user_config_dir("sagemaker")),
     ):
-        named = os.environ.get(variable)
-        path = named or folder
-        text = _read(target, path, required=named is not None)
+        variable_path = os.environ.get(variable)
+        path = variable_path or folder
+        text = _read(target, path, must_exist=variable_path is not None)
         try:
             content = parse(text) if text else {}
             section = content.get("SageMaker") or {}
-            merged = _merge(merged, _checked(section))
+            defaults = _merge(defaults, _validate_section(section))
         except (YamlError, AttributeError, TypeError) as error:
             reason = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""
             raise ConfigError(
@@ -78,10 +78,10 @@ def sagemaker_defaults(target: SageMakerBackend) -> dict[str, Any]:
                 ],
                 code="config.unreadable",
             ) from None
-    return merged
+    return defaults
 
 
-def _checked(section: dict[str, Any]) -> dict[str, Any]:
+def _validate_section(section: dict[str, Any]) -> dict[str, Any]:
     """The section SageMaker.
 
     Raises `TypeError` if such a key has a value of the wrong type.
@@ -125,7 +125,7 @@ def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
     place = output.get("S3OutputPath") or (f"s3://{prefix}" if bucket else None)
     volume_key = (job.get("ResourceConfig") or {}).get("VolumeKmsKeyId")
     tags = {tag["Key"]: tag.get("Value", "") for tag in job.get("Tags") or []}
-    merged = config.model_copy(
+    full_config = config.model_copy(
         update={
             "compute": config.compute.model_copy(
                 update={
@@ -144,14 +144,14 @@ def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
             "tags": {**tags, **config.tags},
         }
     )
-    if faults := [text for _, text in secret_faults(merged)]:
+    if faults := [text for _, text in secret_faults(full_config)]:
         raise ConfigError(
             [hide(f"SageMaker's defaults file, {text}") for text in faults], code="config.secret"
         )
-    return merged
+    return full_config
 
 
-def _read(target: SageMakerBackend, path: str, *, required: bool) -> str | None:
+def _read(target: SageMakerBackend, path: str, *, must_exist: bool) -> str | None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -165,8 +165,8 @@ def _read(target: SageMakerBackend, path: str, *, required: bool) -> str | None:
             body: bytes = target.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
             return body.decode()
         file = Path(path).expanduser()
-        file = file / "config.yaml" if file.is_dir() or not required else file
-        return file.read_text("utf-8") if required or file.is_file() else None
+        file = file / "config.yaml" if file.is_dir() or not must_exist else file
+        return file.read_text("utf-8") if must_exist or file.is_file() else None
     except (OSError, UnicodeDecodeError, BotoCoreError, ClientError) as error:
         raise ConfigError(
             f"{path}: SageMaker's defaults file cannot be read ({error}); correct the path",
@@ -174,10 +174,10 @@ def _read(target: SageMakerBackend, path: str, *, required: bool) -> str | None:
         ) from None
 
 
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     """Merge mappings; any other value in `above` replaces the one in `below`."""
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+    result = dict(base)
+    for key, value in override.items():
+        are_mappings = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merge(result[key], value) if are_mappings else value
+    return result

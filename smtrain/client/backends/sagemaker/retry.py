@@ -37,7 +37,7 @@ class Backoff:
         self.began = self.clock()
 
     @property
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         return self.began + self.seconds - self.clock()
 
     def pause(self) -> float | None:
@@ -46,11 +46,11 @@ class Backoff:
 
         The last pause ends with the time, so that there is a last attempt.
         """
-        if self.left <= 0:
+        if self.remaining_s <= 0:
             return None
-        whole = min(self.longest, self.first * 2.0 ** min(self._tries, 30))
+        nominal_s = min(self.longest, self.first * 2.0 ** min(self._tries, 30))
         self._tries += 1
-        return min(whole * random.uniform(0.5, 1.0), self.left)
+        return min(nominal_s * random.uniform(0.5, 1.0), self.remaining_s)
 
 
 _BUSY = frozenset(
@@ -76,7 +76,7 @@ _BUSY = frozenset(
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 20.0
 
 
-def transient(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """True if the same call may succeed a little later."""
     from boto3.exceptions import RetriesExceededError
     from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError, SSLError
@@ -120,8 +120,8 @@ class Patience:
                 with interruptible():
                     answer = method(**arguments)
             except Exception as error:
-                self._count(method, getattr(error, "response", None) or {}, failed=True)
-                if not transient(error) or not self.limit_s:
+                self._count(method, getattr(error, "response", None) or {}, has_failed=True)
+                if not is_transient(error) or not self.limit_s:
                     raise
                 wait = backoff.pause()
                 if wait is None:
@@ -133,32 +133,36 @@ class Patience:
                 self.trouble = _short(error)
                 self._sleep(wait)
             else:
-                self._count(method, answer or {}, failed=False)
+                self._count(method, answer or {}, has_failed=False)
                 self.trouble = None
                 return answer
 
-    def _count(self, method: Callable[..., Any], answer: dict[str, Any], *, failed: bool) -> None:
-        again = int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
-        self.calls[getattr(method, "__name__", "call")] += 1 + again
-        self.repeated += again + failed
+    def _count(
+        self, method: Callable[..., Any], answer: dict[str, Any], *, has_failed: bool
+    ) -> None:
+        retries = int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+        self.calls[getattr(method, "__name__", "call")] += 1 + retries
+        self.repeated += retries + has_failed
 
 
-def impatient(target: TargetName) -> Patience:
+def short_patience(target: TargetName) -> Patience:
     """Patience of a command that answers at once: on AWS only the retries of each call
     (`circuit_breaker`), so that all calls together end within half a minute if nothing answers.
     """
     return Patience(120.0 if target == "local" else 0.0)
 
 
-def outlasting(look: Callable[[], _Some], patience: Any, lost: type[Exception]) -> _Some:
+def retry_while_lost(
+    call: Callable[[], _Some], patience: Any, error_type: type[Exception]
+) -> _Some:
     """Call `look` again after an error of this type, for as long as `patience` (None: not at all)
     allows.
     """
     backoff = Backoff(patience.limit_s if patience else 0.0, 0.5, 20.0)
     while True:
         try:
-            answer = look()
-        except lost as error:
+            answer = call()
+        except error_type as error:
             if (wait := backoff.pause()) is None:
                 raise
             patience.trouble = str(error)

@@ -48,8 +48,8 @@ def owner(target: Clients, bucket: str) -> dict[str, str]:
         from smtrain.plane.client import ACCOUNT
 
         return {"ExpectedBucketOwner": ACCOUNT}
-    named = re.fullmatch(r"sagemaker-[a-z0-9-]+-(\d{12})", bucket)
-    return {"ExpectedBucketOwner": named[1]} if named else {}
+    match = re.fullmatch(r"sagemaker-[a-z0-9-]+-(\d{12})", bucket)
+    return {"ExpectedBucketOwner": match[1]} if match else {}
 
 
 def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None = None) -> int:
@@ -62,8 +62,13 @@ def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None 
     if isinstance(body, bytes) or _part_of(size) is None:
         content = body if isinstance(body, bytes) else body.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-            raise _edited(body)
-        _persist(target.transfers.put_object, **place, Body=content, ChecksumSHA256=_coded(content))
+            raise _file_changed_error(body)
+        _persist(
+            target.transfers.put_object,
+            **place,
+            Body=content,
+            ChecksumSHA256=_base64_sha256(content),
+        )
         return 0
     return _Parts(target, place, body, size, sha256).send()
 
@@ -90,31 +95,31 @@ def has_content(target: Clients, bucket: str, item: Mapping[str, Any], body: Bod
         return True
     place = {"Bucket": bucket, "Key": item["Key"], **owner(target, bucket)}
     try:
-        about = target.s3.head_object(**place, ChecksumMode="ENABLED")
+        head = target.s3.head_object(**place, ChecksumMode="ENABLED")
     except ClientError:  # it may not be read here, so it is sent again
         return False
-    return bool(about.get("ChecksumSHA256") == checksum_of(body, part))
+    return bool(head.get("ChecksumSHA256") == checksum_of(body, part))
 
 
-def _persist(method: Any, stopped: threading.Event | None = None, /, **arguments: Any) -> Any:
+def _persist(method: Any, stop_event: threading.Event | None = None, /, **arguments: Any) -> Any:
     """Make a call that outlasts the loss of the network for some minutes, unless it is `stopped`
     meanwhile.
     """
 
     def pause(seconds: float) -> None:
-        assert stopped
-        if stopped.wait(seconds):
+        assert stop_event
+        if stop_event.wait(seconds):
             raise JobError("the upload was stopped")
 
-    patience = Patience(PERSIST_S) if stopped is None else Patience(PERSIST_S, pause)
+    patience = Patience(PERSIST_S) if stop_event is None else Patience(PERSIST_S, pause)
     return patience.call(method, **arguments)
 
 
-def _coded(content: bytes) -> str:
+def _base64_sha256(content: bytes) -> str:
     return base64.b64encode(hashlib.sha256(content).digest()).decode()
 
 
-def _edited(body: Body) -> JobError:
+def _file_changed_error(body: Body) -> JobError:
     return JobError(
         f"{body!s}: was changed while it was being uploaded; start again when nothing writes to it"
     )
@@ -127,40 +132,40 @@ class _Parts:
     file: Path
     size: int
     sha256: str | None
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    _stop_event: threading.Event = field(default_factory=threading.Event)
 
     def send(self) -> int:
         part = _part_of(self.size) or PART
-        upload, there = self._begun(part)
+        upload, remote_parts = self._find_unfinished(part)
         if upload is None:
-            made = _persist(
+            answer = _persist(
                 self.target.s3.create_multipart_upload, **self.place, ChecksumAlgorithm="SHA256"
             )
-            upload = str(made["UploadId"])
-        whole, kept, done = hashlib.sha256(), 0, {}
+            upload = str(answer["UploadId"])
+        hasher, reused_bytes, completed_parts = hashlib.sha256(), 0, {}
         # An error or Ctrl-C leaves the parts that have arrived: the next call resumes with them.
         with ThreadPoolExecutor(SENDERS) as senders:
             sending: list[Future[dict[str, Any]]] = []
             try:
                 for number, content in self._read(part):
-                    whole.update(content)
-                    if known := _same(there.get(number), content):
-                        done[number], kept = known, kept + len(content)
+                    hasher.update(content)
+                    if entry := _matching_part(remote_parts.get(number), content):
+                        completed_parts[number], reused_bytes = entry, reused_bytes + len(content)
                         continue
                     sending.append(senders.submit(self._send_part, upload, number, content))
                     if len(sending) >= SENDERS:
-                        _take(sending.pop(0), done)
-                for waiting in sending:
-                    _take(waiting, done)
+                        _take(sending.pop(0), completed_parts)
+                for future in sending:
+                    _take(future, completed_parts)
             except BaseException:
-                self._stopped.set()
+                self._stop_event.set()
                 senders.shutdown(wait=False, cancel_futures=True)
                 raise
-        if self.sha256 is not None and whole.hexdigest() != self.sha256:
+        if self.sha256 is not None and hasher.hexdigest() != self.sha256:
             self._abort(upload)
-            raise _edited(self.file)
-        self._complete(upload, [done[number] for number in sorted(done)])
-        return kept
+            raise _file_changed_error(self.file)
+        self._complete(upload, [completed_parts[number] for number in sorted(completed_parts)])
+        return reused_bytes
 
     def _read(self, part: int) -> Iterator[tuple[int, bytes]]:
         with self.file.open("rb") as content:
@@ -170,19 +175,19 @@ class _Parts:
                 yield number, piece
 
     def _send_part(self, upload: str, number: int, content: bytes) -> dict[str, Any]:
-        checksum = _coded(content)
-        sent = _persist(
+        checksum = _base64_sha256(content)
+        answer = _persist(
             self.target.transfers.upload_part,
-            self._stopped,
+            self._stop_event,
             **self.place,
             UploadId=upload,
             PartNumber=number,
             Body=content,
             ChecksumSHA256=checksum,
         )
-        return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
+        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
 
-    def _begun(self, part: int) -> tuple[str | None, dict[int, dict[str, Any]]]:
+    def _find_unfinished(self, part: int) -> tuple[str | None, dict[int, dict[str, Any]]]:
         """The newest unfinished upload of this key with parts of this size, and its parts; other
         uploads are aborted.
 
@@ -203,8 +208,8 @@ class _Parts:
             for upload in sorted(uploads, key=lambda upload: upload["Initiated"], reverse=True):
                 parts = self._parts_of(str(upload["UploadId"]))
                 if all(
-                    arrived["Size"] == min(part, self.size - (n - 1) * part)
-                    for n, arrived in parts.items()
+                    item["Size"] == min(part, self.size - (n - 1) * part)
+                    for n, item in parts.items()
                 ):
                     return str(upload["UploadId"]), parts
                 self._abort(str(upload["UploadId"]))
@@ -233,8 +238,8 @@ class _Parts:
                 raise
             # A first call, whose answer was lost, has completed it, or another launch of the same
             # inputs.
-            about = s3.head_object(**self.place)
-            item = {"Key": self.place["Key"], "Size": about["ContentLength"], "ETag": about["ETag"]}
+            head = s3.head_object(**self.place)
+            item = {"Key": self.place["Key"], "Size": head["ContentLength"], "ETag": head["ETag"]}
             if not has_content(self.target, self.place["Bucket"], item, self.file):
                 raise
 
@@ -245,25 +250,32 @@ class _Parts:
             self.target.s3.abort_multipart_upload(**self.place, UploadId=upload)
 
 
-def _take(sending: Future[dict[str, Any]], done: dict[int, dict[str, Any]]) -> None:
+def _take(sending: Future[dict[str, Any]], completed_parts: dict[int, dict[str, Any]]) -> None:
     part = sending.result()
-    done[part["PartNumber"]] = part
+    completed_parts[part["PartNumber"]] = part
 
 
-def _same(there: dict[str, Any] | None, content: bytes) -> dict[str, Any] | None:
+def _matching_part(remote_part: dict[str, Any] | None, content: bytes) -> dict[str, Any] | None:
     """The entry of a part that has arrived, if its content is the same: by SHA-256, or by MD5 if S3
     has only that.
     """
-    if there is None or there["Size"] != len(content):
+    if remote_part is None or remote_part["Size"] != len(content):
         return None
-    checksum = _coded(content)
-    if known := there.get("ChecksumSHA256"):
-        same = known == checksum
+    checksum = _base64_sha256(content)
+    if remote_checksum := remote_part.get("ChecksumSHA256"):
+        is_same = remote_checksum == checksum
     else:
-        same = there["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        is_same = (
+            remote_part["ETag"].strip('"')
+            == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        )
     return (
-        {"PartNumber": there["PartNumber"], "ETag": there["ETag"], "ChecksumSHA256": checksum}
-        if same
+        {
+            "PartNumber": remote_part["PartNumber"],
+            "ETag": remote_part["ETag"],
+            "ChecksumSHA256": checksum,
+        }
+        if is_same
         else None
     )
 
@@ -273,7 +285,7 @@ def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
     from botocore.exceptions import ClientError
 
     try:
-        return listed(target, uri)
+        return list_prefix(target, uri)
     except ClientError as error:
         raise JobError(
             f"{uri} cannot be listed ({error.response['Error'].get('Code')}); check the URI and the"
@@ -282,7 +294,7 @@ def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
         ) from None
 
 
-def listed(target: Clients, uri: str) -> list[dict[str, Any]]:
+def list_prefix(target: Clients, uri: str) -> list[dict[str, Any]]:
     """The objects under a prefix. Raises botocore's `ClientError` if it may not be listed."""
     return list(
         objects_at(partial(target.s3.list_objects_v2, **owner(target, split_uri(uri)[0])), uri)

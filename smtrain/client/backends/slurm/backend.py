@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from smtrain.client.backends.base import Pace
 from smtrain.client.backends.description import definitions, final_metrics, summary
-from smtrain.client.backends.sagemaker.retry import outlasting
+from smtrain.client.backends.sagemaker.retry import retry_while_lost
 from smtrain.client.backends.slurm import copying
 from smtrain.client.backends.slurm.logs import LogFiles
 from smtrain.client.backends.slurm.paths import SCHEME, is_visible, path_of, uri_of
@@ -27,7 +27,7 @@ from smtrain.client.backends.slurm.script import (
     SCRIPT,
     STOP,
     WORDS,
-    bare,
+    define_bare,
     sbatch_script,
 )
 from smtrain.client.backends.slurm.state import (
@@ -120,7 +120,7 @@ class SlurmBackend:
         return Head(self.section.host)
 
     @property
-    def shared(self) -> str:
+    def shared_folder(self) -> str:
         return str(self.section.shared)
 
     # ---- what a request is filled in with
@@ -137,7 +137,7 @@ class SlurmBackend:
 
     def base(self, _uri: str | None) -> str:
         """Everything is on the shared folder."""
-        return uri_of(self.shared)
+        return uri_of(self.shared_folder)
 
     def in_place(self, path: Path | str) -> str | None:
         """The URI of a folder or file that the nodes can see; None if it must be copied to them."""
@@ -150,10 +150,10 @@ class SlurmBackend:
     # ---- submit
     def put(self, uri: str, files: copying.Files, say: Say) -> None:
         """Copy files below a URI unless they are there with the same content."""
-        copying.send(self.head, self.shared, path_of(uri).rstrip("/"), files, say)
+        copying.send(self.head, self.shared_folder, path_of(uri).rstrip("/"), files, say)
 
     def submit(
-        self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say
+        self, request: Mapping[str, Any], predecessors: Sequence[str] = (), say: Say = say
     ) -> str | None:
         """Queue a request after jobs with these Slurm IDs; returns its own ID, or None if the job
         exists already.
@@ -162,8 +162,8 @@ class SlurmBackend:
         """
         name = request["TrainingJobName"]
         options = (
-            [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
-            if after
+            [f"--dependency=afterok:{':'.join(predecessors)}", "--kill-on-invalid-dep=yes"]
+            if predecessors
             else []
         )
         job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
@@ -174,11 +174,11 @@ class SlurmBackend:
         def attempt() -> None:
             nonlocal output
             output = self.head.run(
-                "sh", "-c", bare(self.section) + _SUBMIT, "sh", *arguments, feed=script
+                "sh", "-c", define_bare(self.section) + _SUBMIT, "sh", *arguments, feed=script
             )
 
         try:
-            copying.outlasting(
+            copying.retry_while_cut_off(
                 attempt, say
             )  # if the answer was lost, the next attempt finds the job
         except HeadError as error:
@@ -190,24 +190,24 @@ class SlurmBackend:
     def queued_id(self, name: str) -> str | None:
         """The Slurm ID of a waiting or running job."""
         row = queue_rows(self.head.run("squeue", "-h", "-o", QUEUE, "-n", name).decode()).get(name)
-        return row.id if row and not row.over else None
+        return row.id if row and not row.has_ended else None
 
     # ---- describe, list, stop
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
-        for job in self._look(name, patience, one=name):
-            if job["TrainingJobStatus"] == "Completed" and (defined := definitions(job)):
+        for job in self._describe_jobs(name, patience, job_name=name):
+            if job["TrainingJobStatus"] == "Completed" and (metric_definitions := definitions(job)):
                 job["FinalMetricDataList"] = final_metrics(
-                    defined, self.last_events(name, _LAST_LINES, patience)
+                    metric_definitions, self.last_events(name, _LAST_LINES, patience)
                 )
             return job
         raise JobError(
-            f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target"
+            f"{name}: no such job below {self.shared_folder} ({self.head.name}); `smtrain list --target"
             " slurm`",
             code="job.not_found",
         )
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
-        jobs = self._look(f"*{contains or ''}*", None)
+        jobs = self._describe_jobs(f"*{contains or ''}*", None)
         yield [
             summary(job) for job in sorted(jobs, key=lambda job: job["CreationTime"], reverse=True)
         ]
@@ -234,7 +234,7 @@ class SlurmBackend:
     ) -> dict[str, Any]:
         """One page with all events from a time (ms) on."""
         return {
-            "events": outlasting(
+            "events": retry_while_lost(
                 lambda: self._log(name).since(start, host, pattern), patience, HeadLostError
             )
         }
@@ -250,8 +250,8 @@ class SlurmBackend:
         folder = path_of(uri).rstrip("/")
         stamps = sorted(self.head.stamps(folder).items())
         return [
-            {"Key": f"{folder}/{path}", "Size": size, "ETag": changed}
-            for path, (size, changed) in stamps
+            {"Key": f"{folder}/{path}", "Size": size, "ETag": modified_at}
+            for path, (size, modified_at) in stamps
         ]
 
     def read(self, uri: str) -> bytes:
@@ -281,21 +281,25 @@ class SlurmBackend:
         if name not in self._folders:
             folder = self.head.sh(
                 'for d in "$1"/*/jobs/"$2"; do [ -d "$d" ] && printf %s "$d"; done; :',
-                self.shared,
+                self.shared_folder,
                 name,
             )
             if not folder:
                 raise JobError(
-                    f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list"
+                    f"{name}: no such job below {self.shared_folder} ({self.head.name}); `smtrain list"
                     " --target slurm`",
                     code="job.not_found",
                 )
             self._folders[name] = folder.decode()
         return self._folders[name]
 
-    def _look(self, pattern: str, patience: Any, one: str = "") -> Iterator[dict[str, Any]]:
-        output = outlasting(
-            lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience, HeadLostError
+    def _describe_jobs(
+        self, pattern: str, patience: Any, job_name: str = ""
+    ) -> Iterator[dict[str, Any]]:
+        output = retry_while_lost(
+            lambda: self.head.sh(_LOOK, self.shared_folder, pattern, job_name),
+            patience,
+            HeadLostError,
         )
         queue, *parts = output.decode(errors="replace").split("\0")
         rows: dict[str, QueueRow] = {} if queue == "unreachable" else queue_rows(queue)
@@ -316,7 +320,7 @@ class SlurmBackend:
                 reachable=queue != "unreachable",
             )
             base = uri_of(folder.rstrip("/").rpartition("/")[0])
-            sent = (
+            job_request = (
                 json.loads(request)
                 if request.strip()
                 else {
@@ -325,7 +329,7 @@ class SlurmBackend:
                     "ResourceConfig": {},
                 }
             )
-            yield description(sent, events, state, row)
+            yield description(job_request, events, state, row)
 
 
 BACKEND = SlurmBackend

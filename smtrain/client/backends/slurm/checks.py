@@ -10,7 +10,7 @@ from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.nodes import ask_nodes
 from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.remote_shell import HeadError
-from smtrain.client.backends.slurm.script import bare, directive, node_options, on_cpus
+from smtrain.client.backends.slurm.script import define_bare, directive, node_options, on_cpus
 from smtrain.client.config.checks.cluster import least_time
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig, Stage
@@ -25,7 +25,7 @@ def run_checks(
     backend: SlurmBackend,
     config: JobConfig,
     stages: Sequence[Stage],
-    copied: Collection[str] = (),
+    copied_uris: Collection[str] = (),
     *,
     probe: bool = False,
 ) -> Iterator[Finding]:
@@ -42,8 +42,8 @@ def run_checks(
     findings = list(_partitions(config, backend, stages))
     if not any(finding.level == "fault" for finding in findings):
         findings += _account(backend, stages)
-    inputs = inputs_in_place(config, copied)
-    findings = [*_shared(backend), *_inputs(inputs, backend), *findings]
+    inputs = inputs_in_place(config, copied_uris)
+    findings = [*_check_shared_folder(backend), *_inputs(inputs, backend), *findings]
     yield from findings
     if probe and not any(
         finding.level == "fault" for finding in findings
@@ -51,12 +51,12 @@ def run_checks(
         yield from ask_nodes(config, backend, inputs)
 
 
-def _shared(backend: SlurmBackend) -> Iterator[Finding]:
+def _check_shared_folder(backend: SlurmBackend) -> Iterator[Finding]:
     try:
         output = backend.head.sh(
             'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; [ -d "$d" ] || { echo "$d";'
             ' exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
-            backend.shared,
+            backend.shared_folder,
         )
     except HeadError as error:
         yield Finding("shared", "fault", str(error))
@@ -75,19 +75,19 @@ def _shared(backend: SlurmBackend) -> Iterator[Finding]:
         yield Finding(
             "shared",
             "fault",
-            f"you may not write to {backend.shared} on {backend.head.name}",
+            f"you may not write to {backend.shared_folder} on {backend.head.name}",
             "name another folder in cluster.shared, or ask for the right to write there",
         )
     elif free < _LEAST_FREE:
         yield Finding(
             "shared",
             "fault",
-            f"{backend.shared} has {free / 1e6:.0f} MB free",
+            f"{backend.shared_folder} has {free / 1e6:.0f} MB free",
             "delete what is not needed, or name another folder",
         )
     else:
         yield Finding(
-            "shared", "ok", f"{backend.shared} may be written, {free / 1e9:.0f} GB are free"
+            "shared", "ok", f"{backend.shared_folder} may be written, {free / 1e9:.0f} GB are free"
         )
 
 
@@ -98,25 +98,25 @@ def _inputs(paths: Sequence[str], backend: SlurmBackend) -> Iterator[Finding]:
     output = backend.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(
         errors="replace"
     )
-    here = "" if backend.section.host is None else ", nor on this machine"
+    local_note = "" if backend.section.host is None else ", nor on this machine"
     for path in output.splitlines():
         yield Finding(
             "inputs",
             "fault",
-            f"{path} is not on {backend.head.name}{here}",
+            f"{path} is not on {backend.head.name}{local_note}",
             "correct the path in the config",
         )
     if not output:
         yield Finding("inputs", "ok", f"{', '.join(paths)}: used in place")
 
 
-def inputs_in_place(config: JobConfig, copied: Collection[str] = ()) -> list[str]:
+def inputs_in_place(config: JobConfig, copied_uris: Collection[str] = ()) -> list[str]:
     """The paths that a run reads in place; inputs that it copies first do not exist there yet."""
     return list(
         dict.fromkeys(
             path_of(uri)
             for _, uri in inputs_of(config)
-            if uri.startswith(SCHEME) and uri not in copied
+            if uri.startswith(SCHEME) and uri not in copied_uris
         )
     )
 
@@ -133,33 +133,33 @@ def _partitions(
         backend.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
     )
     section = backend.section
-    wanted: dict[str, int] = {}
+    nodes_by_partition: dict[str, int] = {}
     keys: dict[str, str] = {}
     for stage in stages:
-        own = section.cpu_partition if on_cpus(stage) else None
-        name = (own or section.partition) or default
-        wanted[name] = max(
-            wanted.get(name, 0), 1 if on_cpus(stage) else config.compute.instance_count
+        cpu_partition = section.cpu_partition if on_cpus(stage) else None
+        name = (cpu_partition or section.partition) or default
+        nodes_by_partition[name] = max(
+            nodes_by_partition.get(name, 0), 1 if on_cpus(stage) else config.compute.instance_count
         )
-        keys[name] = "cluster.cpu_partition" if own else "cluster.partition"
-    for name, nodes in wanted.items():
+        keys[name] = "cluster.cpu_partition" if cpu_partition else "cluster.partition"
+    for name, nodes in nodes_by_partition.items():
         if name not in names:
-            what = f"there is no partition {name!r}" if name else "there is no default partition"
+            text = f"there is no partition {name!r}" if name else "there is no default partition"
             yield Finding(
-                "partition", "fault", what, f"set {keys[name]} to one of {', '.join(sorted(names))}"
+                "partition", "fault", text, f"set {keys[name]} to one of {', '.join(sorted(names))}"
             )
             continue
-        mine = [row for row in rows if row[0] == name]
-        yield from _one(config, name, nodes, mine)
+        partition_rows = [row for row in rows if row[0] == name]
+        yield from _check_partition(config, name, nodes, partition_rows)
 
 
-def _one(
+def _check_partition(
     config: JobConfig, name: str, nodes: int, rows: Sequence[Sequence[str]]
 ) -> Iterator[Finding]:
     """One partition, from sinfo's rows: one for each state that its nodes are in."""
-    wanted = -(-int(config.cluster.time or config.compute.max_run) // 60)
+    wanted_minutes = -(-int(config.cluster.time or config.compute.max_run) // 60)
     limit = minutes_of(rows[0][2])
-    there = sum(int(row[3]) for row in rows)
+    node_count = sum(int(row[3]) for row in rows)
     usable = sum(
         int(row[3])
         for row in rows
@@ -172,15 +172,17 @@ def _one(
             f"{name} is {rows[0][1]}",
             "take another, or ask the administrators",
         )
-    elif nodes > there:
+    elif nodes > node_count:
         yield Finding(
             "partition",
             "fault",
-            f"{name} has {there} nodes, and the run takes {nodes}",
+            f"{name} has {node_count} nodes, and the run takes {nodes}",
             "set compute.instance_count to at most that",
         )
-    elif limit is not None and wanted > limit:
-        text = f"{name} allows {spell(limit * 60)}, and the run asks for {spell(wanted * 60)}"
+    elif limit is not None and wanted_minutes > limit:
+        text = (
+            f"{name} allows {spell(limit * 60)}, and the run asks for {spell(wanted_minutes * 60)}"
+        )
         remedy = (
             f"set cluster.time to at most {limit}m: a train job requeues itself until it is done"
         )
@@ -194,7 +196,7 @@ def _one(
         yield Finding(
             "partition",
             "warning",
-            f"{name} has {usable} of {there} nodes that are not down or drained, and "
+            f"{name} has {usable} of {node_count} nodes that are not down or drained, and "
             f"the run takes {nodes}: it waits until there are more",
         )
     else:
@@ -218,7 +220,7 @@ def _account(backend: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding
             backend.head.run(
                 "sh",
                 "-c",
-                f"{bare(section)}bare sbatch --test-only",
+                f"{define_bare(section)}bare sbatch --test-only",
                 feed="\n".join(lines).encode(),
             )
         except HeadError as error:
@@ -231,9 +233,9 @@ def minutes_of(limit: str) -> int | None:
     """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and anything that
     is not a time.
     """
-    days, _, rest = limit.rpartition("-")
+    days, _, clock = limit.rpartition("-")
     try:
-        parts = [int(part) for part in rest.split(":")]
+        parts = [int(part) for part in clock.split(":")]
         if len(parts) == 1:
             return None
         hours, minutes = (parts[0], parts[1]) if len(parts) == 3 else (0, parts[0])

@@ -55,7 +55,7 @@ class Unit:
 
 
 @dataclass
-class Shared:
+class SharedFolder:
     """The files that smtrain has made in a shared folder."""
 
     folder: str
@@ -72,32 +72,34 @@ class Shared:
         return {kind: sum(unit.size for unit in self.units if unit.kind == kind) for kind in KINDS}
 
 
-def look(backend: SlurmBackend) -> Shared:
+def list_files(backend: SlurmBackend) -> SharedFolder:
     """List the shared folder and its jobs. Raises `HeadError` if the head node does not answer."""
-    output = backend.head.sh(_FILES, backend.shared, seconds=None).decode(errors="surrogateescape")
-    me, _, listed = output.partition("\n")
+    output = backend.head.sh(_FILES, backend.shared_folder, seconds=None).decode(
+        errors="surrogateescape"
+    )
+    me, _, file_rows = output.partition("\n")
     requests = dict(_requests(backend))
     runs = {name.partition("/")[0] for name in requests}
     units: dict[str, Unit] = {}
-    for row in filter(None, listed.split("\0")):
-        owner, size, changed, path = row.split(" ", 3)
-        if named := _unit(path, runs):
-            unit = units.setdefault(named[0], Unit(*named))
+    for row in filter(None, file_rows.split("\0")):
+        owner, size, modified_at, path = row.split(" ", 3)
+        if unit_fields := _unit(path, runs):
+            unit = units.setdefault(unit_fields[0], Unit(*unit_fields))
             unit.size += int(size)
-            unit.newest = max(unit.newest, float(changed))
+            unit.newest = max(unit.newest, float(modified_at))
             unit.owners.add(owner)
-    shared = Shared(backend.shared, me, list(units.values()), [])
-    owners = {unit.path: unit.owners for unit in shared.units}
+    shared_folder = SharedFolder(backend.shared_folder, me, list(units.values()), [])
+    owners = {unit.path: unit.owners for unit in shared_folder.units}
     states = {row["TrainingJobName"]: row for page in backend.rows(None, 100) for row in page}
-    shared.records = [
+    shared_folder.records = [
         _record(path.rpartition("/")[0], request, states, owners, me)
         for path, request in requests.items()
     ]
-    return shared
+    return shared_folder
 
 
 def plan(
-    shared: Shared,
+    shared_folder: SharedFolder,
     *,
     jobs: bool = False,
     older_than: float | None = None,
@@ -108,37 +110,40 @@ def plan(
     also inputs and caches that no other job needs. Raises `JobError` for an unknown run or one that
     must stay.
     """
-    chosen = select_removal(
-        shared.records, jobs=jobs, older_than=older_than, all_stages=everything, run=run
+    removal = select_removal(
+        shared_folder.records, jobs=jobs, older_than=older_than, all_stages=everything, run=run
     )
-    needed, theirs = chosen.prefixes_to_retain(shared.records), chosen.prefixes_to_remove()
-    in_s3 = any(uri.startswith("s3://") for uri in needed)
+    needed_uris, removable_uris = (
+        removal.prefixes_to_retain(shared_folder.records),
+        removal.prefixes_to_remove(),
+    )
+    in_s3 = any(uri.startswith("s3://") for uri in needed_uris)
     units = []
-    for unit in shared.units:
-        uri = shared.uri(unit)
+    for unit in shared_folder.units:
+        uri = shared_folder.uri(unit)
         loose = (
             everything
             and unit.kind in ("inputs", "caches")
             and time.time() - unit.newest > _YOUNG_S
         )
-        if unit.kind == "caches" and (in_s3 or chosen.retained_runs):
+        if unit.kind == "caches" and (in_s3 or removal.retained_runs):
             continue
         if (
-            unit.owners <= {shared.me}
-            and not _touches(uri, needed)
-            and (loose or _below(uri, theirs))
+            unit.owners <= {shared_folder.me}
+            and not _touches(uri, needed_uris)
+            and (loose or _is_below(uri, removable_uris))
         ):
             units.append(unit)
-    return chosen, units
+    return removal, units
 
 
-def remove(backend: SlurmBackend, chosen: RunRemoval, units: Iterable[Unit]) -> int:
+def remove(backend: SlurmBackend, removal: RunRemoval, units: Iterable[Unit]) -> int:
     """Remove them; returns the freed bytes. Raises `HeadError` if one cannot be removed."""
     units = list(units)
     if units:
         names = "\0".join(f"./{unit.path}" for unit in units).encode(errors="surrogateescape")
-        backend.head.run("sh", "-c", _REMOVE, "sh", backend.shared, feed=names, seconds=None)
-    for record in chosen.jobs:
+        backend.head.run("sh", "-c", _REMOVE, "sh", backend.shared_folder, feed=names, seconds=None)
+    for record in removal.jobs:
         REGISTRY.forget(record.name)
     return sum(unit.size for unit in units)
 
@@ -153,23 +158,23 @@ def _unit(path: str, runs: set[str]) -> tuple[str, str] | None:
         return "/".join(parts[:3]), "jobs" if second == "jobs" else "checkpoints"
     if first in runs and second == "checkpoints":
         return f"{first}/{second}", "checkpoints"
-    if first == "inputs" and len(parts) > 3 and _hashed(parts[2]):
+    if first == "inputs" and len(parts) > 3 and _is_content_hash(parts[2]):
         return "/".join(parts[:3]), "inputs"
-    if first in ("code", "configs") and _hashed(second):
+    if first in ("code", "configs") and _is_content_hash(second):
         return f"{first}/{second}", "inputs"
     if first in ("s3", "neuron-cache") and second:
         return f"{first}/{second}", "caches"
     return (first, "caches") if first == ".partial" and second else None
 
 
-def _hashed(name: str) -> bool:
+def _is_content_hash(name: str) -> bool:
     return len(name) == 16 and set(name) <= set("0123456789abcdef")
 
 
 def _requests(backend: SlurmBackend) -> Iterator[tuple[str, Any]]:
     """The request of every job by its path; None for an unreadable one."""
     parts = (
-        backend.head.sh(_REQUESTS, backend.shared, seconds=None)
+        backend.head.sh(_REQUESTS, backend.shared_folder, seconds=None)
         .decode(errors="replace")
         .split("\0")
     )
@@ -184,36 +189,36 @@ def _record(
     folder: str, request: Any, states: dict[str, Any], owners: dict[str, set[str]], me: str
 ) -> Record:
     name = folder.rpartition("/")[2]
-    kept, state = None, states.get(name)
-    if others := owners.get(folder, set()) - {me}:
-        kept = f"of {', '.join(sorted(others))}"
+    keep_reason, state = None, states.get(name)
+    if other_owners := owners.get(folder, set()) - {me}:
+        keep_reason = f"of {', '.join(sorted(other_owners))}"
     elif request is None:
-        kept = f"the request of {name} cannot be read"
+        keep_reason = f"the request of {name} cannot be read"
     elif state is None:
-        kept = f"{name} is being submitted, or was not"
-    ended = (
+        keep_reason = f"{name} is being submitted, or was not"
+    end_time = (
         state.get("TrainingEndTime", state["LastModifiedTime"]).timestamp()
         if state
         else time.time()
     )
-    created = state["CreationTime"].timestamp() if state else time.time()
+    creation_time = state["CreationTime"].timestamp() if state else time.time()
     sources = [
         channel["DataSource"]["S3DataSource"]["S3Uri"]
         for channel in (request or {}).get("InputDataConfig", [])
     ]
-    writes = {f"{uri.rstrip('/')}/" for uri in _written(request, folder)}
+    writes = {f"{uri.rstrip('/')}/" for uri in _written_uris(request, folder)}
     return Record(
         name,
         state["TrainingJobStatus"] if state else "Failed",
-        created,
-        ended,
+        creation_time,
+        end_time,
         frozenset(sources),
         frozenset(writes),
-        kept=kept,
+        kept=keep_reason,
     )
 
 
-def _written(request: Any, folder: str) -> Iterator[str]:
+def _written_uris(request: Any, folder: str) -> Iterator[str]:
     if request:
         yield (
             f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{folder.rpartition('/')[2]}"
@@ -222,7 +227,7 @@ def _written(request: Any, folder: str) -> Iterator[str]:
             yield checkpoints["S3Uri"]
 
 
-def _below(uri: str, prefixes: Iterable[str]) -> bool:
+def _is_below(uri: str, prefixes: Iterable[str]) -> bool:
     return any(uri.startswith(f"{prefix.rstrip('/')}/") for prefix in prefixes)
 
 
@@ -230,4 +235,4 @@ def _touches(uri: str, prefixes: Iterable[str]) -> bool:
     """True if one of the prefixes is above or below the URI."""
     return any(
         f"{path_of(prefix).rstrip('/')}/".startswith(path_of(uri)) for prefix in prefixes
-    ) or _below(uri, prefixes)
+    ) or _is_below(uri, prefixes)

@@ -15,12 +15,14 @@ from smtrain.client.backends.description import matches, milliseconds
 from smtrain.client.backends.slurm.remote_shell import Head
 from smtrain.client.backends.slurm.script import WORDS, WORDS_LOG
 
-_MOST = 262_144  # bytes of Slurm's output that are read: its first lines are the nearest to a cause
+_MAX_BYTES = (
+    262_144  # bytes of Slurm's output that are read: its first lines are the nearest to a cause
+)
 _WORDS = f"""
 words=${{folder%/*}}/{WORDS}
 if [ -s "$words" ]; then
   at=$(date -u -r "$words" +%FT%TZ)
-  text=$(head -c {_MOST} "$words"; echo .)  # read once, as another attempt may empty it
+  text=$(head -c {_MAX_BYTES} "$words"; echo .)  # read once, as another attempt may empty it
   text=${{text%.}}
   printf '{WORDS}@%s %s\\n%s' "$at" "$(printf %s "$text" | wc -c)" "$text"
 fi
@@ -75,21 +77,21 @@ class LogFiles:
         """Every event from a time (ms) on, as FilterLogEvents gives them; `pattern` is a quoted
         word.
         """
-        known = [f"{file}={self._offset(file, start) + 1}" for file in self._marks]
+        offsets = [f"{file}={self._offset(file, start) + 1}" for file in self._marks]
         events: list[dict[str, Any]] = []
-        for file, content in _blocks(self.head.sh(_NEW, self.folder, *known, seconds=None)):
-            new, whole = self._events(file, content)
+        for file, content in _blocks(self.head.sh(_NEW, self.folder, *offsets, seconds=None)):
+            new, complete_bytes = self._events(file, content)
             if file.startswith(WORDS):
                 events += new
                 continue
-            at = self._offset(file, start) + whole
+            at = self._offset(file, start) + complete_bytes
             newest = max((event["timestamp"] for event in new), default=0)
             marks = self._marks.setdefault(file, [])
-            if whole and (not marks or at > marks[-1][1]):
+            if complete_bytes and (not marks or at > marks[-1][1]):
                 marks.append((max(newest, marks[-1][0] if marks else 0), at))
             events += new
-        wanted = (event for event in events if matches(event, start, host, pattern))
-        return sorted(wanted, key=lambda event: int(event["timestamp"]))
+        matching_events = (event for event in events if matches(event, start, host, pattern))
+        return sorted(matching_events, key=lambda event: int(event["timestamp"]))
 
     def last(self, count: int) -> list[dict[str, Any]]:
         """The last so many events of every node."""
@@ -104,11 +106,13 @@ class LogFiles:
 
     def _events(self, file: str, content: bytes) -> tuple[list[dict[str, Any]], int]:
         """The events of complete lines, and the bytes of those lines."""
-        whole = content.rfind(b"\n") + 1
+        complete_bytes = content.rfind(b"\n") + 1
         if file.startswith(WORDS):
-            return self._of_slurm(milliseconds(file.partition("@")[2]), content[:whole]), whole
+            return self._of_slurm(
+                milliseconds(file.partition("@")[2]), content[:complete_bytes]
+            ), complete_bytes
         stream, stamp, events = f"{self.job}/{file.removesuffix('.log')}-0", 0, []
-        for line in content[:whole].decode(errors="replace").split("\n")[:-1]:
+        for line in content[:complete_bytes].decode(errors="replace").split("\n")[:-1]:
             time, _, text = line.partition(" ")
             if at := milliseconds(time):
                 stamp = at
@@ -117,7 +121,7 @@ class LogFiles:
             if file == WORDS_LOG and (
                 times := self._times.get(text)
             ):  # the file has the attempt's last time for all
-                stamp = max((one for one in times if one <= stamp), default=stamp)
+                stamp = max((line_time for line_time in times if line_time <= stamp), default=stamp)
             events.append(
                 {
                     "logStreamName": stream,
@@ -126,17 +130,17 @@ class LogFiles:
                     "message": text,
                 }
             )
-        return events, whole
+        return events, complete_bytes
 
-    def _of_slurm(self, written: int, content: bytes) -> list[dict[str, Any]]:
+    def _of_slurm(self, written_ms: int, content: bytes) -> list[dict[str, Any]]:
         """The events of Slurm's output; a line that was seen before keeps its time."""
         texts = content.decode(errors="replace").split("\n")[:-1]
-        before = [text for _, text in self._words]
-        if texts[: len(before)] != before:  # another attempt's
+        previous_texts = [text for _, text in self._words]
+        if texts[: len(previous_texts)] != previous_texts:  # another attempt's
             self._words = []
         for text in texts[len(self._words) :]:
-            self._words.append((written, text))
-            self._times.setdefault(text, []).append(written)
+            self._words.append((written_ms, text))
+            self._times.setdefault(text, []).append(written_ms)
         stream = f"{self.job}/{WORDS_LOG.removesuffix('.log')}-0"
         return [
             {"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text}

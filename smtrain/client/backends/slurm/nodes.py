@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.remote_shell import HeadError
-from smtrain.client.backends.slurm.script import bare, environment_lines
+from smtrain.client.backends.slurm.script import define_bare, environment_lines
 from smtrain.client.config.slurm_options import options_of
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig
@@ -69,12 +69,12 @@ class NodeAnswer:
         """
         if self.kind.startswith("trn3"):
             kinds = table("instances")["instances"].items()
-            own = [
+            matching_kinds = [
                 kind
                 for kind, row in kinds
                 if kind.startswith("trn3") and row["chips"] == self.neuron
             ]
-            return own[0] if own else f"ml.{self.kind}"
+            return matching_kinds[0] if matching_kinds else f"ml.{self.kind}"
         return f"ml.{self.kind}"
 
 
@@ -107,13 +107,13 @@ def ask_nodes(
         )
         return
     count = config.compute.instance_count
-    named = {
+    option_values = {
         name: getattr(section, name)
         for name in ("partition", "account", "qos", "reservation", "constraint")
     }
-    options = [f"--{name}={value}" for name, value in named.items() if value]
+    options = [f"--{name}={value}" for name, value in option_values.items() if value]
     try:
-        shared, token = _written(backend)
+        shared_folder, token = _write_token(backend)
     except HeadError as error:
         yield Finding(
             "nodes",
@@ -124,22 +124,22 @@ def ask_nodes(
     extra = [
         module for need in package_needs(config.model_dump()) for module in MODULES[EXTRAS[need]]
     ]
-    known = {
-        "shared": shared,
+    variables = {
+        "shared": shared_folder,
         "token": token,
         "inputs": " ".join(inputs),
         "venv": section.venv or "",
     }
     script = "\n".join(
         [
-            *(f"{name}={shlex.quote(value)}" for name, value in known.items()),
+            *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
             *environment_lines(section),
             _PROBE,
         ]
     )
     try:
         output = backend.head.sh(
-            f'{bare(section)}bare "$@"',
+            f'{define_bare(section)}bare "$@"',
             "srun",
             f"--nodes={count}",
             "--ntasks-per-node=1",
@@ -174,9 +174,13 @@ def ask_nodes(
 def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
     """Findings about nodes that have answered."""
     row = instance(config.compute.instance_type)
-    kind, own = config.compute.instance_type, config.own_machine
-    neuron = own.kind == "neuron" if own else is_neuron(kind)
-    gpus = config.processes_per_instance if is_gpu(kind) or (own and own.kind == "gpu") else 0
+    kind, custom_machine = config.compute.instance_type, config.own_machine
+    neuron = custom_machine.kind == "neuron" if custom_machine else is_neuron(kind)
+    gpus = (
+        config.processes_per_instance
+        if is_gpu(kind) or (custom_machine and custom_machine.kind == "gpu")
+        else 0
+    )
     faults: list[tuple[str, list[str], str]] = [
         (
             "do not see cluster.shared or an input as the head node does, or may not write there",
@@ -211,12 +215,12 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         ),
     ]
     extras = ",".join(["train", *(EXTRAS[need] for need in package_needs(config.model_dump()))])
-    others = [n for n in nodes if n.lacks and n.lacks not in ("python3", "venv")]
-    lacking = sorted({name for n in others for name in n.lacks.split(",")})
+    incomplete_nodes = [n for n in nodes if n.lacks and n.lacks not in ("python3", "venv")]
+    missing_packages = sorted({name for n in incomplete_nodes for name in n.lacks.split(",")})
     faults.append(
         (
-            f"lack {', '.join(lacking)}",
-            [n.name for n in others],
+            f"lack {', '.join(missing_packages)}",
+            [n.name for n in incomplete_nodes],
             f"install smtrain[{extras}] in the nodes' Python, and name it in cluster.venv",
         )
     )
@@ -224,11 +228,11 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
     for text, names, remedy in faults:
         if names:
             good = False
-            yield Finding("nodes", "fault", f"{_listed(names)} {text}", remedy)
-    if other := [n for n in nodes if n.kind and n.type != kind]:
+            yield Finding("nodes", "fault", f"{_join_names(names)} {text}", remedy)
+    if other_nodes := [n for n in nodes if n.kind and n.type != kind]:
         good = False
-        kinds = sorted({n.type for n in other})
-        given = (
+        kinds = sorted({n.type for n in other_nodes})
+        note = (
             ""
             if "instance_type" in config.compute.model_fields_set
             else ", as the config names no other"
@@ -236,20 +240,25 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         yield Finding(
             "nodes",
             "warning",
-            f"{_listed([n.name for n in other])}: {' and '.join(kinds)}; the plan is made for"
-            f" {kind}{given}",
+            f"{_join_names([n.name for n in other_nodes])}: {' and '.join(kinds)}; the plan is made for"
+            f" {kind}{note}",
             (
                 f"set compute.instance_type to {kinds[0]}"
                 if len(kinds) == 1 and instance(kinds[0])
                 else "set compute.instance_type to the type most like the nodes"
             ),
         )
-    if row and row.get("efa") and count > 1 and (without := [n.name for n in nodes if not n.efa]):
+    if (
+        row
+        and row.get("efa")
+        and count > 1
+        and (nodes_without_efa := [n.name for n in nodes if not n.efa])
+    ):
         good = False
         yield Finding(
             "nodes",
             "warning",
-            f"{_listed(without)} have no EFA device",
+            f"{_join_names(nodes_without_efa)} have no EFA device",
             "turn EFA on, else it is slow",
         )
     clocks = [n.clock for n in nodes]
@@ -275,18 +284,18 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         )
 
 
-def _written(backend: SlurmBackend) -> tuple[str, str]:
+def _write_token(backend: SlurmBackend) -> tuple[str, str]:
     """The existing part of the shared folder's path, as the first run may make the rest, and an
     empty file in it: a node that does not share the folder may have one of the same path.
     """
     output = backend.head.sh(
         'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp'
         ' "$d/.smtrain-check-XXXXXX"',
-        backend.shared,
+        backend.shared_folder,
     )
-    shared, _, token = output.decode().strip().partition("\n")
-    return shared, token
+    existing_folder, _, token = output.decode().strip().partition("\n")
+    return existing_folder, token
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -34,14 +34,14 @@ def is_visible(path: Path | str, cluster: Cluster) -> bool:
     mounted in it.
     """
     try:
-        shared, place = Path(str(cluster.shared)).resolve(), Path(path).resolve()
-        device = os.stat(shared).st_dev
+        shared_folder, place = Path(str(cluster.shared)).resolve(), Path(path).resolve()
+        device = os.stat(shared_folder).st_dev
         if os.stat(place).st_dev != device:
             return False
         for target in _targets(place):
-            mounted = target.is_relative_to(place) or target.is_relative_to(shared)
+            is_mounted = target.is_relative_to(place) or target.is_relative_to(shared_folder)
             if target.exists() and (
-                os.stat(target).st_dev != device or (cluster.container and not mounted)
+                os.stat(target).st_dev != device or (cluster.container and not is_mounted)
             ):
                 return False
     except OSError:
@@ -58,16 +58,21 @@ def container_options(request: Mapping[str, Any], cluster: Cluster) -> tuple[lis
     """
     if not cluster.container:
         return [], []
-    image, shared, apptainer = (
+    image, shared_folder, apptainer = (
         shell_word(cluster.container),
         cluster.shared or "/",
         cluster.container.endswith(".sif"),
     )
-    own = shell_word(shared) if apptainer else f"{shell_word(shared)}:{shell_word(shared)}"
+    shared_mount = (
+        shell_word(shared_folder)
+        if apptainer
+        else f"{shell_word(shared_folder)}:{shell_word(shared_folder)}"
+    )
     # Sorted, so that a folder comes before those below it: mounted later, it would hide them.
-    paths = sorted([shared, *_inputs_outside(request, shared)])
+    paths = sorted([shared_folder, *_inputs_outside(request, shared_folder)])
     mounts = [
-        own if path == shared else f"{shell_word(path)}:{shell_word(path)}:ro" for path in paths
+        shared_mount if path == shared_folder else f"{shell_word(path)}:{shell_word(path)}:ro"
+        for path in paths
     ]
     if apptainer:
         return [], [
@@ -79,15 +84,15 @@ def container_options(request: Mapping[str, Any], cluster: Cluster) -> tuple[lis
     return [f"--container-image={image}", f"--container-mounts={','.join(mounts)}"], []
 
 
-def _inputs_outside(request: Mapping[str, Any], shared: str) -> list[str]:
+def _inputs_outside(request: Mapping[str, Any], shared_folder: str) -> list[str]:
     """Paths of the request's inputs that are not below `shared` nor below one another, sorted."""
     uris = [
         channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]
     ]
     paths = sorted({path_of(uri).rstrip("/") for uri in uris if uri.startswith(SCHEME)})
-    outside: list[str] = []
+    outside_paths: list[str] = []
     for path in paths:
-        if any(Path(path).is_relative_to(folder) for folder in (shared, *outside)):
+        if any(Path(path).is_relative_to(folder) for folder in (shared_folder, *outside_paths)):
             continue
         if set(path) & set(",:"):
             raise ConfigError(
@@ -95,8 +100,8 @@ def _inputs_outside(request: Mapping[str, Any], shared: str) -> list[str]:
                 " or a comma; rename it, or move it below cluster.shared",
                 code="config.combination",
             )
-        outside.append(path)
-    return outside
+        outside_paths.append(path)
+    return outside_paths
 
 
 def _targets(place: Path) -> Iterator[Path]:

@@ -7,8 +7,8 @@ from smtrain.core.config.cluster import Cluster
 
 
 def _cluster(text: str) -> Cluster:
-    host, _, shared = text.rpartition(":")
-    return Cluster(host=host or None, shared=shared)
+    host, _, shared_folder = text.rpartition(":")
+    return Cluster(host=host or None, shared=shared_folder)
 
 
 REGISTRY = JobRegistry(

@@ -64,23 +64,27 @@ def ssh_options() -> list[str]:
     if len(str(folder)) > _LONGEST_SOCKET - 42:  # %C has 40 characters
         folder = Path(tempfile.gettempdir()) / f"smtrain-ssh-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = {
+    options = {
         "ControlMaster": "auto", "ControlPath": f"{folder}/%C", "ControlPersist": "60",
         "ConnectTimeout": "20", "ServerAliveInterval": "15", "ServerAliveCountMax": "3",
     }  # fmt: skip
-    return [word for name, value in kept.items() for word in ("-o", f"{name}={value}")]
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
 def _ssh_command(host: str, words: list[str]) -> list[str]:
     return ["ssh", *ssh_options(), host, shlex.join(words)]
 
 
-def explain_ssh(host: str, said: str) -> tuple[str, bool]:
+def explain_ssh(host: str, stderr_text: str) -> tuple[str, bool]:
     """Explain the last message of ssh, and say whether the failure is permanent."""
-    for words, what, remedy in _LASTING:
-        if words in said:
-            return f"{host}: {what}; {remedy.format(host=host)}", True
-    last = said.strip().splitlines()[-1].strip() if said.strip() else "the connection broke"
+    for words, problem, remedy in _LASTING:
+        if words in stderr_text:
+            return f"{host}: {problem}; {remedy.format(host=host)}", True
+    last = (
+        stderr_text.strip().splitlines()[-1].strip()
+        if stderr_text.strip()
+        else "the connection broke"
+    )
     return f"{host} cannot be reached by ssh ({last}); check the network, and cluster.host", False
 
 
@@ -158,15 +162,17 @@ class Head:
 
     def stamps(self, folder: str) -> dict[str, tuple[int, str]]:
         """Bytes and time of the last change of every file below a folder, as `sizes`."""
-        listed = self.sh(
+        listing = self.sh(
             'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %T@ %P\\0"; fi',
             folder,
             seconds=None,
         )
         rows = (
-            row.decode(errors="surrogateescape").split(" ", 2) for row in listed.split(b"\0") if row
+            row.decode(errors="surrogateescape").split(" ", 2)
+            for row in listing.split(b"\0")
+            if row
         )
-        return {name: (int(size), changed) for size, changed, name in rows}
+        return {name: (int(size), modified_at) for size, modified_at, name in rows}
 
     def sha256(self, folder: str, names: Sequence[str]) -> dict[str, str]:
         """SHA-256 (hex) of files below a folder by their relative paths; each must exist."""
@@ -196,7 +202,7 @@ class Head:
         # Errors go to a file: a connection kept open may also hold a pipe open.
         with tempfile.TemporaryFile() as complaint:
             try:
-                done = subprocess.run(
+                process = subprocess.run(
                     argv, stdin=stdin, stdout=out, stderr=complaint, timeout=seconds
                 )
             except FileNotFoundError:
@@ -205,16 +211,16 @@ class Head:
                 text = f"{self.name}: {words[0]} has not answered for {seconds:.0f} s; try again"
                 raise HeadLostError(text) from None
             complaint.seek(0)
-            said = complaint.read().decode(errors="replace")
-        if done.returncode:
-            raise self._failed(words, done.returncode, said)
-        return done.stdout or b""
+            stderr_text = complaint.read().decode(errors="replace")
+        if process.returncode:
+            raise self._call_error(words, process.returncode, stderr_text)
+        return process.stdout or b""
 
-    def _failed(self, words: tuple[str, ...], status: int, said: str) -> HeadError:
+    def _call_error(self, words: tuple[str, ...], status: int, stderr_text: str) -> HeadError:
         if self.host is not None and status == SSH_LOST:
-            text, lasting = explain_ssh(self.host, said)
+            text, lasting = explain_ssh(self.host, stderr_text)
             return HeadError(text) if lasting else HeadLostError(text)
-        reason = " ".join(said.split()) or f"it ended with status {status}"
+        reason = " ".join(stderr_text.split()) or f"it ended with status {status}"
         return HeadError(f"{self.name}: {words[0]} failed: {reason}")
 
     def _absent(self, program: str) -> str:

@@ -42,7 +42,7 @@ WORDS, WORDS_LOG = "slurm.out", "slurm-out.log"
 RESERVE = ".reserve"
 """Disk space reserved for the last event, so that it can be written to a full disk."""
 
-_KEPT = (
+_PASSED_VARIABLES = (
     "HOME",
     "USER",
     "LOGNAME",
@@ -69,19 +69,19 @@ _KEPT = (
 _DEFAULTS = ("account", "qos", "reservation", "constraint")
 
 
-def kept(cluster: Cluster) -> tuple[str, ...]:
+def exported_variables(cluster: Cluster) -> tuple[str, ...]:
     """Names of the variables that a job gets: those that Slurm needs, and those that `--export` in
     the config names.
     """
     defaults = [name.upper() for name in _DEFAULTS if not getattr(cluster, name)]
     of_slurm = [f"{program}_{name}" for name in defaults for program in ("SBATCH", "SLURM")]
-    return tuple(dict.fromkeys([*_KEPT, *of_slurm, *Exported.of(cluster.sbatch).names]))
+    return tuple(dict.fromkeys([*_PASSED_VARIABLES, *of_slurm, *Exported.of(cluster.sbatch).names]))
 
 
-def bare(cluster: Cluster) -> str:
+def define_bare(cluster: Cluster) -> str:
     """sh code that defines `bare COMMAND...`, which runs a command with only these variables."""
     stays = "[!S]*|S[!B]*" if Exported.of(cluster.sbatch).everything else "''"
-    return f"""keep={" ".join(kept(cluster))!r}
+    return f"""keep={" ".join(exported_variables(cluster))!r}
 bare() (
   for n in $(awk 'BEGIN {{ for (n in ENVIRON) if (n ~ /^[A-Za-z_][A-Za-z0-9_]*$/) print n }}'); do
     case $n in {stays}) continue ;; esac
@@ -108,8 +108,13 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
         "goes_on": "yes" if stage_named(stage).resumable else "",
     }
     environment = {key: path_of(value) for key, value in request["Environment"].items()}
-    named = dict(Exported.of(cluster.sbatch).values)
-    exports = {**named, **environment, "TRAINING_JOB_NAME": name, "SMTRAIN_JOB_FOLDER": job}
+    sbatch_exports = dict(Exported.of(cluster.sbatch).values)
+    exports = {
+        **sbatch_exports,
+        **environment,
+        "TRAINING_JOB_NAME": name,
+        "SMTRAIN_JOB_FOLDER": job,
+    }
     return "\n".join(
         [
             "#!/bin/bash",
@@ -169,24 +174,28 @@ def node_options(stage: str, cluster: Cluster) -> list[str]:
     partition = (
         (cluster.cpu_partition or cluster.partition) if on_cpus(stage) else cluster.partition
     )
-    named = {
+    option_values = {
         "partition": partition,
         "account": cluster.account,
         "qos": cluster.qos,
         "reservation": cluster.reservation,
         "constraint": cluster.constraint,
     }
-    own = [option for option in options_of(cluster.sbatch) if not is_export(option)]
+    user_options = [option for option in options_of(cluster.sbatch) if not is_export(option)]
     part = list(options_of(cluster.cpu_sbatch)) if on_cpus(stage) else []
-    everything = Exported.of(cluster.sbatch).everything
+    exports_all = Exported.of(cluster.sbatch).everything
     return [
-        f"--export={'ALL' if everything else ','.join(kept(cluster))}",  # a launch sends only these
+        f"--export={'ALL' if exports_all else ','.join(exported_variables(cluster))}",  # a launch sends only these
         *([] if part else ["--exclusive"]),
         # --exclusive gives a job all CPUs of its nodes, but only the partition's default memory.
-        *([] if part or any(option.startswith("--mem") for option in own) else ["--mem=0"]),
-        *(f"--{option}={value}" for option, value in named.items() if value),
+        *(
+            []
+            if part or any(option.startswith("--mem") for option in user_options)
+            else ["--mem=0"]
+        ),
+        *(f"--{option}={value}" for option, value in option_values.items() if value),
         *part,
-        *own,
+        *user_options,
     ]
 
 
@@ -196,8 +205,8 @@ def directive(option: str) -> str:
     """
     if re.fullmatch(r"[\w@%+=:,./-]+", option, re.ASCII):
         return f"#SBATCH {option}"
-    quoted = re.sub(r"([\\\"'#])", r"\\\1", option)
-    return f'#SBATCH "{quoted}"'
+    quoted_option = re.sub(r"([\\\"'#])", r"\\\1", option)
+    return f'#SBATCH "{quoted_option}"'
 
 
 def environment_lines(cluster: Cluster) -> list[str]:
@@ -232,11 +241,19 @@ def _srun(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
     return [*srun, "python3", '"$job/code/entrypoints/slurm_node.py"', '"$stage"']
 
 
-def _on_nodes(nodes: int, request: Mapping[str, Any], cluster: Cluster, *more: str) -> list[str]:
+def _on_nodes(
+    nodes: int, request: Mapping[str, Any], cluster: Cluster, *extra_options: str
+) -> list[str]:
     """The beginning of a command that runs once on each node, in the container if there is one."""
-    container, before = container_options(request, cluster)
-    options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *more, *container]
-    return ["srun", *options, *map(shell_word, options_of(cluster.srun)), *before]
+    container, command_prefix = container_options(request, cluster)
+    options = [
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=1",
+        *extra_options,
+        *container,
+    ]
+    return ["srun", *options, *map(shell_word, options_of(cluster.srun)), *command_prefix]
 
 
 # The shell function `module` is not passed to a job; these files define it.

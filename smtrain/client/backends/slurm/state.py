@@ -16,7 +16,7 @@ from smtrain.core.files import parse_json
 
 QUEUE = "%i|%j|%T|%r"
 """squeue's format of a row, which is the same in all releases, unlike its JSON."""
-_OVER = frozenset(
+_END_STATES = frozenset(
     {
         "BOOT_FAIL",
         "CANCELLED",
@@ -35,11 +35,15 @@ _OVER = frozenset(
 _WAITS = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"}
 )
-_NEVER = "it never ran: a stage before it did not succeed, or it was cancelled while it waited"
-_CANCELLED = "it was cancelled in Slurm (scancel, or an administrator); launch it again to resume"
-_PREEMPTED = "Slurm gave its nodes to another job; launch it again to resume"
+_NEVER_RAN_MESSAGE = (
+    "it never ran: a stage before it did not succeed, or it was cancelled while it waited"
+)
+_CANCELLED_MESSAGE = (
+    "it was cancelled in Slurm (scancel, or an administrator); launch it again to resume"
+)
+_PREEMPTED_MESSAGE = "Slurm gave its nodes to another job; launch it again to resume"
 # Slurm's reasons for a waiting job, and their meaning for the user.
-_WAITING = {
+_WAIT_REASONS = {
     "JobHeldUser": "it is held; `scontrol release {id}` on the head node lets it run",
     "JobHeldAdmin": (
         "an administrator holds it, or it could not start on a node; ask them to release {id}"
@@ -81,13 +85,13 @@ class QueueRow:
     reason: str
 
     @property
-    def over(self) -> bool:
-        return self.state in _OVER
+    def has_ended(self) -> bool:
+        return self.state in _END_STATES
 
     @property
     def rank(self) -> tuple[bool, int]:
         number = self.id.partition("_")[0]  # a job array: not ours, but of the same name
-        return not self.over, int(number) if number.isdigit() else 0
+        return not self.has_ended, int(number) if number.isdigit() else 0
 
 
 def queue_rows(text: str) -> dict[str, QueueRow]:
@@ -129,7 +133,7 @@ def state_of(
     `failure`: the job's last message. `reachable`: squeue answered.
     """
     last = events[-1] if events else {"event": "submitted"}
-    started = any(event["event"] == "start" for event in events)
+    has_started = any(event["event"] == "start" for event in events)
     if last["event"] == "stopped":
         return JobState("Stopped", "Stopped")
     if last["event"] == "end":
@@ -138,47 +142,55 @@ def state_of(
         return JobState(
             "Failed", "Failed", _ENDS.get(str(last.get("why"))) or _status(last, failure)
         )
-    if not reachable or (row and not row.over):
-        return _going(row, started=started, stopping=stopping)
+    if not reachable or (row and not row.has_ended):
+        return _active_state(row, has_started=has_started, stopping=stopping)
     if row and row.state == "COMPLETED":
         return JobState("Completed", "Completed")
     if stopping or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
-        why = _PREEMPTED if row and row.state == "PREEMPTED" else "" if stopping else _CANCELLED
-        return JobState("Stopped", "Stopped", why if started else _NEVER)
-    said = f"; its last message: {failure}" if failure else ""  # this need not be the cause
+        stop_reason = (
+            _PREEMPTED_MESSAGE
+            if row and row.state == "PREEMPTED"
+            else ""
+            if stopping
+            else _CANCELLED_MESSAGE
+        )
+        return JobState("Stopped", "Stopped", stop_reason if has_started else _NEVER_RAN_MESSAGE)
+    last_message = f"; its last message: {failure}" if failure else ""  # this need not be the cause
     if row:
         reason = (
             _LIMIT
             if row.state == "TIMEOUT"
-            else f"Slurm ended it: {row.state} ({row.reason}){said}"
+            else f"Slurm ended it: {row.state} ({row.reason}){last_message}"
         )
         return JobState("Failed", "Failed", reason)
-    if not started:
-        return JobState("Stopped", "Stopped", _NEVER)
+    if not has_started:
+        return JobState("Stopped", "Stopped", _NEVER_RAN_MESSAGE)
     return JobState(
         "Failed",
         "Failed",
         "Slurm no longer has it, and it did not record its end: a node was lost, or it "
-        f"was killed; launch it again to resume from its last checkpoint{said}",
+        f"was killed; launch it again to resume from its last checkpoint{last_message}",
     )
 
 
-def _going(row: QueueRow | None, *, started: bool, stopping: bool) -> JobState:
+def _active_state(row: QueueRow | None, *, has_started: bool, stopping: bool) -> JobState:
     if stopping:
         return JobState("Stopping", "Stopping")
     if row is None:
-        return JobState("InProgress", "Training" if started else "Pending", "Slurm does not answer")
+        return JobState(
+            "InProgress", "Training" if has_started else "Pending", "Slurm does not answer"
+        )
     if row.state in _WAITS:
-        return JobState("InProgress", "Restarting" if started else "Pending", _waits(row))
+        return JobState("InProgress", "Restarting" if has_started else "Pending", _wait_state(row))
     return JobState(
         "InProgress", "Interrupted" if row.state == "SUSPENDED" else "Training", row.state
     )
 
 
-def _waits(row: QueueRow) -> str:
+def _wait_state(row: QueueRow) -> str:
     """Slurm's state and reason of a waiting job, and their meaning."""
     reason = row.reason.strip("()").replace("_", " ")
-    meaning = _WAITING.get(reason.partition(",")[0], "").format(id=row.id)
+    meaning = _WAIT_REASONS.get(reason.partition(",")[0], "").format(id=row.id)
     return f"{row.state}: {row.reason}" + (f"; {meaning}" if meaning else "")
 
 
@@ -199,13 +211,13 @@ def description(
     id_ = next(
         (str(event["id"]) for event in reversed(events) if event.get("id")), row.id if row else ""
     )
-    started = next((_moment(event["at"]) for event in events if event["event"] == "start"), None)
+    start_time = next((_moment(event["at"]) for event in events if event["event"] == "start"), None)
     return describe(
         request,
         "slurm",
         id_,
         state,
-        JobTimes(times[0], times[-1], started),
+        JobTimes(times[0], times[-1], start_time),
         _transitions(events, state),
     )
 
@@ -225,12 +237,12 @@ def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict
         elif event["event"] == "start":
             change("Training", at, f"on {event.get('nodes', '')}")
         elif event["event"] in ("again", "left"):
-            why = {
+            cause = {
                 "limit": "its time limit came",
                 "failed": "it failed",
                 "told": "it was told to end",
             }.get(str(event.get("why")), "Slurm ended it")
-            change("Interrupted", at, f"{why}; it resumes from its last checkpoint")
+            change("Interrupted", at, f"{cause}; it resumes from its last checkpoint")
     if state.secondary in ("Pending", "Restarting") and state.message and changes:
         changes[-1]["StatusMessage"] = state.message
     if state.status in ("Completed", "Failed", "Stopped"):

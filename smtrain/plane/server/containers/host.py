@@ -61,8 +61,8 @@ class ContainerHost(Host):
         self._launch("smtrain.plane.server.containers.supervisor", spec)
 
     def _binds(self) -> dict[str, dict[str, str]]:
-        lent = {folder: {"bind": folder, "mode": "ro"} for folder in self.containers.folders}
-        return {str(self.ml): {"bind": "/opt/ml", "mode": "rw"}, **lent}
+        lent_mounts = {folder: {"bind": folder, "mode": "ro"} for folder in self.containers.folders}
+        return {str(self.ml): {"bind": "/opt/ml", "mode": "rw"}, **lent_mounts}
 
     def _container_environment(self) -> dict[str, str]:
         """Variables that the service sets over the image's own, and those to reach S3."""

@@ -20,10 +20,10 @@ from smtrain.core.facts import instance
 from smtrain.core.files import write_atomically
 from smtrain.plane import hosts as local_hosts
 from smtrain.plane.client import REGION
-from smtrain.plane.docker import HOME, JOB, connect, plainly, usable
+from smtrain.plane.docker import HOME, JOB, connect, explain_docker_errors, require_usable
 from smtrain.plane.files import read_json, set_aside
 from smtrain.plane.hosts import RUN_IN, LocalHosts
-from smtrain.plane.server.artifacts import resolved
+from smtrain.plane.server.artifacts import resolve_links
 from smtrain.plane.server.containers import leftovers
 from smtrain.plane.server.containers.s3_proxy import S3Proxy
 from smtrain.plane.server.jobs import JobRecord, hosts_of
@@ -38,11 +38,11 @@ ULIMITS = {"memlock": -1, "stack": 64 << 20, "nofile": 1 << 16}
 class JobContainers:
     """The containers of one attempt. Raises `LocalError` if Docker or the image cannot be used."""
 
-    def __init__(self, executor: Executor, job: JobRecord, wanted: LocalHosts) -> None:
-        self.executor, self.job, self.wanted = executor, job, wanted
+    def __init__(self, executor: Executor, job: JobRecord, settings: LocalHosts) -> None:
+        self.executor, self.job, self.wanted = executor, job, settings
         self.home = executor.endpoint.home
         self.client = connect()
-        self.image, self.folders = usable(self.client, image_of(executor, job.request))
+        self.image, self.folders = require_usable(self.client, image_of(executor, job.request))
         self.network_name = ""
         self.addresses: dict[str, str] = {}
         """The address of every host, known before any starts, as many scripts end at an unknown
@@ -53,26 +53,26 @@ class JobContainers:
 
     def open(self) -> None:
         """Create the network and, unless the job is isolated, the S3 proxy."""
-        isolated = self.job.isolated
-        leftovers.mark(self.executor.state)
+        is_isolated = self.job.is_isolated
+        leftovers.mark_home(self.executor.state)
         # With an address of this machine on an internal network, hosts could reach every server
         # that listens on all addresses of this machine.
-        options = {"com.docker.network.bridge.inhibit_ipv4": "true"} if isolated else {}
+        options = {"com.docker.network.bridge.inhibit_ipv4": "true"} if is_isolated else {}
         labels = {HOME: str(self.home), JOB: self.job.name}
         self.network_name = f"smtrain-{self.job.name}-{os.urandom(4).hex()}"
-        with plainly("making the job's network"):
+        with explain_docker_errors("making the job's network"):
             gateway, *addresses = make_network(
                 self.client,
                 self.network_name,
                 1 + len(hosts_of(self.job.request)),
-                internal=isolated,
+                internal=is_isolated,
                 options=options,
                 labels=labels,
             )
         self.addresses = {
             name: at for (name, _, _), at in zip(hosts_of(self.job.request), addresses, strict=True)
         }
-        if not isolated:
+        if not is_isolated:
             self.proxy = S3Proxy(self.executor.app, gateway)
         self._packed = fetch_opt_ml(
             self.client, self.image, labels, self.job.folder / "image-ml.tar"
@@ -115,7 +115,7 @@ class JobContainers:
             config |= {"mem_limit": ram, "memswap_limit": ram}
         if cores := cores_of(self.wanted.cpus):
             config["cpu_period"], config["cpu_quota"] = 100_000, int(cores * 100_000)
-        if self.job.isolated:
+        if self.job.is_isolated:
             config |= {"dns": ["127.0.0.1"], "cap_drop": ["NET_RAW"]}
         return config
 
@@ -142,7 +142,7 @@ class JobContainers:
             print(f"warning: the network of {self.job.name} may be left: {error}", flush=True)
 
 
-def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
+def make_network(client: Any, name: str, count: int, **create_options: Any) -> list[str]:
     """Create a bridge network; return its first addresses, the gateway's first.
 
     Docker gives fixed addresses only in a range that was requested, and knows best which ranges are
@@ -152,7 +152,7 @@ def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
     from docker.types import IPAMConfig, IPAMPool
 
     for attempt in range(8):
-        probe = client.networks.create(name, driver="bridge", **more)
+        probe = client.networks.create(name, driver="bridge", **create_options)
         try:
             probe.reload()
             subnet = probe.attrs["IPAM"]["Config"][0]["Subnet"]
@@ -164,7 +164,7 @@ def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
         ]
         ipam = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=addresses[0])])
         try:
-            client.networks.create(name, driver="bridge", ipam=ipam, **more)
+            client.networks.create(name, driver="bridge", ipam=ipam, **create_options)
             return addresses
         except APIError as error:
             # Another program may have taken the range.
@@ -176,37 +176,45 @@ def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
 def ulimits() -> dict[str, int]:
     """The limits of SageMaker's hosts, as far as this machine allows them."""
     limits = {}
-    for name, wanted in ULIMITS.items():
-        most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+    for name, wanted_limit in ULIMITS.items():
+        hard_limit = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
         limits[name] = (
-            wanted if most == resource.RLIM_INFINITY else most if wanted < 0 else min(wanted, most)
+            wanted_limit
+            if hard_limit == resource.RLIM_INFINITY
+            else hard_limit
+            if wanted_limit < 0
+            else min(wanted_limit, hard_limit)
         )
     return limits
 
 
 def image_of(executor: Executor, request: dict[str, Any]) -> str:
     """The request's image; the control plane's, if set, for a request without a tag of ours."""
-    tagged = local_hosts.read(request.get("Tags") or []).run_in
+    tag_settings = local_hosts.read(request.get("Tags") or []).run_in
     return str(
-        ("" if tagged else executor.hosts.image)
+        ("" if tag_settings else executor.hosts.image)
         or request["AlgorithmSpecification"]["TrainingImage"]
     )
 
 
-def wanted(executor: Executor, request: dict[str, Any]) -> tuple[LocalHosts | None, str]:
+def container_settings(
+    executor: Executor, request: dict[str, Any]
+) -> tuple[LocalHosts | None, str]:
     """The container settings of a request, None for the sandbox; and why `auto` chose the
     sandbox.
     """
-    tagged = local_hosts.read(request.get("Tags") or [])
-    run_in = tagged.run_in or executor.hosts.run_in or "sandbox"
+    tag_settings = local_hosts.read(request.get("Tags") or [])
+    run_in = tag_settings.run_in or executor.hosts.run_in or "sandbox"
     hosts = LocalHosts(
-        run_in, tagged.memory or executor.hosts.memory, tagged.cpus or executor.hosts.cpus
+        run_in,
+        tag_settings.memory or executor.hosts.memory,
+        tag_settings.cpus or executor.hosts.cpus,
     )
     if run_in == "sandbox":
         return None, ""
     if run_in == "auto":
         try:
-            usable(connect(), image_of(executor, request))
+            require_usable(connect(), image_of(executor, request))
         except LocalError as error:
             return None, str(error)
     return hosts, ""
@@ -215,10 +223,10 @@ def wanted(executor: Executor, request: dict[str, Any]) -> tuple[LocalHosts | No
 def fault_of(executor: Executor, request: dict[str, Any]) -> str | None:
     """The reason why a request cannot run in containers; None if it can, or runs in the sandbox."""
     try:
-        hosts, _ = wanted(executor, request)
+        hosts, _ = container_settings(executor, request)
         if hosts:
             client = connect()
-            usable(client, image_of(executor, request))
+            require_usable(client, image_of(executor, request))
             memory_of(hosts.memory, "")
             cores_of(hosts.cpus)
             if request.get("EnableNetworkIsolation") and _is_podman(client):
@@ -272,42 +280,44 @@ def cores_of(cpus: str) -> float:
     return cores
 
 
-MOUNTED = ("input", "model", "output", "checkpoints", ".tmp")
+SERVICE_FOLDERS = ("input", "model", "output", "checkpoints", ".tmp")
 
 
-def fetch_opt_ml(client: Any, image: Any, labels: dict[str, str], packed: Path) -> Path | None:
+def fetch_opt_ml(
+    client: Any, image: Any, labels: dict[str, str], archive_path: Path
+) -> Path | None:
     """Pack the image's /opt/ml into the file `packed`; None if it has none.
 
     Raises `LocalError` of Docker.
     """
     import docker.errors
 
-    with plainly("looking for what the image has below /opt/ml"):
-        made = client.api.create_container(image.id, ["none"], labels=labels)["Id"]
+    with explain_docker_errors("looking for what the image has below /opt/ml"):
+        container_id = client.api.create_container(image.id, ["none"], labels=labels)["Id"]
         try:
-            pieces, _ = client.api.get_archive(made, "/opt/ml")
-            with open(packed, "wb") as file:
+            pieces, _ = client.api.get_archive(container_id, "/opt/ml")
+            with open(archive_path, "wb") as file:
                 for piece in pieces:
                     file.write(piece)
         except docker.errors.NotFound:
             return None
         finally:
-            client.api.remove_container(made, force=True, v=True)
-    return packed
+            client.api.remove_container(container_id, force=True, v=True)
+    return archive_path
 
 
-def lay_opt_ml(packed: Path, ml: Path) -> None:
+def lay_opt_ml(archive_path: Path, ml: Path) -> None:
     """Unpack it in a host's folder, except what the service's own folders hide.
 
     On SageMaker only some folders of /opt/ml are mounted over the image's; here all of /opt/ml is
     the host's.
     """
-    with tarfile.open(packed) as archive:
+    with tarfile.open(archive_path) as archive:
         for member in archive:
             name = PurePosixPath(member.name).relative_to("ml")
-            if not name.parts or name.parts[0] in MOUNTED or ".." in name.parts:
+            if not name.parts or name.parts[0] in SERVICE_FOLDERS or ".." in name.parts:
                 continue
-            parent = resolved(ml, ml / name.parent)
+            parent = resolve_links(ml, ml / name.parent)
             to = parent / name.name if parent and parent.is_dir() else None
             if to is None or to.is_symlink():
                 continue

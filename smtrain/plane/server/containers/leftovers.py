@@ -50,16 +50,16 @@ def remove_home(client: Any, home: Path) -> int:
     return sum(remove_stray(client, home, set))
 
 
-def remove_stray(client: Any, home: Path, running: Callable[[], set[str]]) -> tuple[int, int]:
+def remove_stray(client: Any, home: Path, running_jobs: Callable[[], set[str]]) -> tuple[int, int]:
     """Remove containers and networks of a home's jobs that do not run; return the counts of both.
 
     `running` is called after Docker has answered, so that a job that starts meanwhile is not
     removed.
     """
     boxes, nets = containers(client, HOME, str(home)), networks(client, HOME, str(home))
-    names = running()
-    boxes = [one for one in boxes if one.labels.get(JOB) not in names]
-    nets = [one for one in nets if (one.attrs.get("Labels") or {}).get(JOB) not in names]
+    names = running_jobs()
+    boxes = [item for item in boxes if item.labels.get(JOB) not in names]
+    nets = [item for item in nets if (item.attrs.get("Labels") or {}).get(JOB) not in names]
     _remove(boxes)
     _drop(nets)
     return len(boxes), len(nets)
@@ -106,13 +106,13 @@ def unmount(folder: Path) -> int:
     return len(points)
 
 
-def mark(state: Path) -> None:
+def mark_home(state: Path) -> None:
     """Mark a home whose jobs run in containers."""
     with contextlib.suppress(OSError):
         (state / USED).touch()
 
 
-def used(state: Path) -> bool:
+def has_used_containers(state: Path) -> bool:
     """Whether jobs of this home have ever run in containers."""
     return (state / USED).exists()
 
@@ -120,7 +120,7 @@ def used(state: Path) -> bool:
 def end_containers(state: Path) -> None:
     """Remove the containers that ran when the control plane ended, if Docker answers."""
     unmount(state / "jobs")
-    if used(state):
+    if has_used_containers(state):
         with contextlib.suppress(Exception):
             from smtrain.plane.docker import connect
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import LocalError
-from smtrain.plane.docker import BORROWS, plainly, present_image, program
+from smtrain.plane.docker import BORROWS, explain_docker_errors, present_image, program
 
 NAME = "smtrain-tiny"
 FOLDERS = (
@@ -55,7 +55,7 @@ def make(
     import docker.errors
     import docker.utils
 
-    lent = _lent(programs)
+    lent_folders = _lent_folders(programs)
     variables = {
         "PATH": f"{sys.prefix}/bin:{SYSTEM}",
         "LANG": "C.UTF-8",
@@ -64,34 +64,37 @@ def make(
     }
     changes = [
         *(f"ENV {key}={value}" for key, value in variables.items()),
-        f"LABEL {BORROWS}={':'.join(lent)}",
+        f"LABEL {BORROWS}={':'.join(lent_folders)}",
     ]
     repository, tag = docker.utils.parse_repository_tag(name)
     tag = tag or "latest"
-    before = [image for image in client.images.list() if image.tags == [f"{repository}:{tag}"]]
-    with tempfile.NamedTemporaryFile(suffix=".tar") as packed, plainly(f"making image {name}"):
-        with tarfile.open(fileobj=packed, mode="w") as tar:
+    old_images = [image for image in client.images.list() if image.tags == [f"{repository}:{tag}"]]
+    with (
+        tempfile.NamedTemporaryFile(suffix=".tar") as tar_file,
+        explain_docker_errors(f"making image {name}"),
+    ):
+        with tarfile.open(fileobj=tar_file, mode="w") as tar:
             if programs:
                 tar.add(programs, arcname=".")
             else:
                 _skeleton(tar)
-        packed.flush()
-        answer = client.api.import_image_from_file(packed.name, repository, tag, changes=changes)
+        tar_file.flush()
+        answer = client.api.import_image_from_file(tar_file.name, repository, tag, changes=changes)
     if "error" in answer:
         raise LocalError(
             f"making image {name} failed: {program()} said: {answer.strip().splitlines()[-1]}"
         )
-    with plainly(f"making image {name}"):
+    with explain_docker_errors(f"making image {name}"):
         # podman tags an import `latest`, whatever the tag is.
         client.api.tag(json.loads(answer.strip().splitlines()[-1])["status"], repository, tag)
-        made = str(client.images.get(name).id)
-    for image in before:
+        image_id = str(client.images.get(name).id)
+    for image in old_images:
         # Remove the old image, or each build would leave one without a name; Docker keeps one that
         # is in use.
         with contextlib.suppress(docker.errors.APIError):
-            if image.id != made:
+            if image.id != image_id:
                 client.images.remove(image.id)
-    return made
+    return image_id
 
 
 def usable_here(client: Any) -> str:
@@ -99,13 +102,13 @@ def usable_here(client: Any) -> str:
     Python.
     """
     image = present_image(client, NAME)
-    lent = ((image.labels or {}).get(BORROWS) or "") if image else ""
-    if lent != ":".join(_lent(None)):
+    lent_folders = ((image.labels or {}).get(BORROWS) or "") if image else ""
+    if lent_folders != ":".join(_lent_folders(None)):
         make(client, NAME)
     return NAME
 
 
-def _lent(programs: Path | None) -> list[str]:
+def _lent_folders(programs: Path | None) -> list[str]:
     return sorted({sys.prefix, sys.base_prefix, *(() if programs else ("/usr",))})
 
 

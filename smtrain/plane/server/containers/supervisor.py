@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import LocalError
-from smtrain.plane.docker import connect, plainly, sentence
+from smtrain.plane.docker import connect, explain_docker_errors, sentence
 from smtrain.plane.server.containers import leftovers
 from smtrain.plane.server.sandbox import Supervisor
 
@@ -42,15 +42,15 @@ class ContainerSupervisor(Supervisor):
         self._ended, self._end = os.pipe()
         self._pump = threading.Thread(target=lambda: None)
 
-    def _prepared(self) -> tuple[str | None, dict[str, str | None]]:
-        refusal, mounted = None, dict[str, str | None]()
+    def _prepare(self) -> tuple[str | None, dict[str, str | None]]:
+        refusal, mounts = None, dict[str, str | None]()
         try:
             self.client = connect()
-            mounted = self._mount_channels()
+            mounts = self._mount_channels()
             self._create()
         except LocalError as error:
             refusal = str(error)
-        return refusal, mounted
+        return refusal, mounts
 
     def _tidy(self) -> None:
         leftovers.unmount(Path(self.spec["ml"]))
@@ -66,9 +66,9 @@ class ContainerSupervisor(Supervisor):
 
     def _create(self) -> None:
         spec = self.spec["container"]
-        with plainly(f"making the container of {self.spec['hostname']}"):
+        with explain_docker_errors(f"making the container of {self.spec['hostname']}"):
             api = self.client.api
-            made = api.create_container(
+            answer = api.create_container(
                 spec["image"],
                 entrypoint=spec["entrypoint"],
                 command=spec["command"],
@@ -84,7 +84,7 @@ class ContainerSupervisor(Supervisor):
                     }
                 ),
             )
-            self.container = made["Id"]
+            self.container = answer["Id"]
 
     def _obey(self) -> None:
         """Follow commands until the container or the control plane has ended."""

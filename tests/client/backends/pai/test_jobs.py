@@ -205,7 +205,7 @@ def test_a_busy_cloud_is_waited_for_in_a_follow_and_named_in_a_command(
     ):
         job.describe()
     cloud.busy = 2
-    assert job.look()["TrainingJobStatus"] == "InProgress"
+    assert job.describe_patiently()["TrainingJobStatus"] == "InProgress"
     with pytest.raises(JobError, match="no-such-job: no such job in cn-beijing"):
         smtrain.Job("no-such-job", "pai-dlc").describe()
 

@@ -58,8 +58,8 @@ def answering() -> Iterator[Callable[[list[bytes]], str]]:
 
 
 def describe(url: str) -> object:
-    session = calls.checked(boto3.Session("a", "b", region_name="us-east-1"))
-    client = session.client("sagemaker", endpoint_url=url, config=calls.retrying("sagemaker"))
+    session = calls.add_answer_checks(boto3.Session("a", "b", region_name="us-east-1"))
+    client = session.client("sagemaker", endpoint_url=url, config=calls.retry_config("sagemaker"))
     return client.describe_training_job(TrainingJobName="job").get("TrainingJobStatus")
 
 

@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, EndpointConnectionError
 
 from smtrain.client.backends.sagemaker import circuit_breaker
-from smtrain.client.backends.sagemaker.circuit_breaker import REMEMBERED_S, Silence
+from smtrain.client.backends.sagemaker.circuit_breaker import REMEMBERED_S, CircuitBreaker
 
 Ask = Callable[[str], Any]
 
@@ -73,7 +73,7 @@ def ask(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """
     monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE_S", 0.0)
     session = botocore.session.Session()
-    Silence(clock).watch(session)
+    CircuitBreaker(clock).watch(session)
     sent: list[str] = []
 
     def note(**arguments: Any) -> None:

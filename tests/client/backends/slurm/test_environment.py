@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.slurm.script import bare, kept
+from smtrain.client.backends.slurm.script import define_bare, exported_variables
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.cluster import Cluster
 from tests.client.backends.slurm.conftest import Bench, wait_for
@@ -130,7 +130,7 @@ def test_a_script_submitted_by_hand_takes_no_secret_either(bench: Bench, canary:
 def shown(cluster: Cluster, **environment: str) -> set[str]:
     """Variables that a command has under `bare`, out of these."""
     done = subprocess.run(
-        ["sh", "-c", f"{bare(cluster)}bare env"],
+        ["sh", "-c", f"{define_bare(cluster)}bare env"],
         capture_output=True,
         text=True,
         check=True,
@@ -166,7 +166,8 @@ def test_a_default_of_sbatch_counts_only_if_the_config_has_no_value() -> None:
 
 
 def test_names_are_those_of_a_shell() -> None:
-    assert {"HOME", "PATH", "SLURM_CONF"} <= set(kept(Cluster(shared="/fsx")))
+    assert {"HOME", "PATH", "SLURM_CONF"} <= set(exported_variables(Cluster(shared="/fsx")))
     assert not any(
-        name.startswith(("AWS_", "HF_", "WANDB_")) for name in kept(Cluster(shared="/fsx"))
+        name.startswith(("AWS_", "HF_", "WANDB_"))
+        for name in exported_variables(Cluster(shared="/fsx"))
     )
