@@ -112,7 +112,7 @@ def run(
     """Run a command, write each of its lines with the time, and forward SIGTERM; `on_stop` is
     called then.
 
-    `together`: all processes that it has started get the signal too, as a shell does not pass it
+    `new_session`: all processes that it has started get the signal too, as a shell does not pass it
     on. Returns its exit status, or 128 + the signal, and the reason why the last lines are lost,
     else an empty text.
     """

@@ -107,8 +107,8 @@ def say_why(job: Path, rank: int, reason: str) -> None:
 def variables(
     ml: Path, stage: str, environment: Mapping[str, str], *, is_user_command: bool
 ) -> dict[str, str]:
-    """The environment of the launcher, or (`own`) of the user's command, which gets PAI-DLC's
-    variables as they are.
+    """The environment of the launcher, or (`is_user_command`) of the user's command, which gets
+    PAI-DLC's variables as they are.
     """
     if is_user_command:
         return {

@@ -133,7 +133,7 @@ def verify_neuron(ml: Path) -> None:
 
     config = json.loads((ml / "input/data/config/config.json").read_text("utf-8"))
     compute, engine = config["compute"], (config.get("train") or {}).get("engine", "native")
-    host = neuron_host.describe_patiently()
+    host = neuron_host.inspect_host()
     processes = int(compute["processes_per_instance"])
     if fault := neuron_host.fault(engine, compute.get("instance_type", ""), processes, host):
         end(fault, ml)
@@ -333,7 +333,7 @@ def supervise(arguments: list[str], stop_times: list[float] | None = None) -> in
     """Run torchrun; returns its exit status, or 128 + the signal that killed it.
 
     SIGTERM goes to the training processes, which save and exit by themselves; before they exist, to
-    torchrun. Its time is added to `stopped`.
+    torchrun. Its time is added to `stop_times`.
     """
     process: Any = None
 

@@ -93,8 +93,8 @@ def attend(command: list[str], log: Path, environment: dict[str, str], stop_mark
     """Run the launcher and log each line with its time; returns its exit status, or 128 + the
     signal.
 
-    A stage that saved because it was told to stop ends with status 0: the file `told` tells the
-    batch script that it is not done. The file `failed` next to it marks the node that failed before
+    A stage that saved because it was told to stop ends with status 0: the file `stop_mark` tells
+    the batch script that it is not done. The file `failed` next to it marks the node that failed before
     it was told to stop.
     """
     with open(log, "ab", buffering=0) as out:

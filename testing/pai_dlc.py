@@ -4,7 +4,7 @@ this machine.
 It is ours, not Alibaba's: it answers what the SDKs ask (alibabacloud-pai-dlc20201203 1.11.6, oss2
 2.18) in the form that their references describe. Every pod is one process with PAI-DLC's variables,
 ended by SIGTERM and after the grace period by SIGKILL. Buckets are folders; a mount is a link to
-one, and `_MOUNTED` keeps Python to what ossfs can do.
+one, and `_MOUNT_SCRIPT` keeps Python to what ossfs can do.
 """
 
 from __future__ import annotations

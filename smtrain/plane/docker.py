@@ -50,7 +50,7 @@ def program() -> str:
 def connect(alternative: str = "leave out local.run_in") -> Any:
     """A client of a daemon that answers.
 
-    Raises `LocalError` if none answers; the sentence ends with the remedy `instead`, if any.
+    Raises `LocalError` if none answers; the sentence ends with the remedy `alternative`, if any.
     """
     if not present("docker"):
         raise LocalError(missing_module("docker"))
@@ -101,7 +101,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def explain_docker_errors(attempt: str) -> Iterator[None]:
-    """Turn Docker's errors into a `LocalError` of one sentence; `what` names the attempt."""
+    """Turn Docker's errors into a `LocalError` of one sentence; it begins with `attempt`."""
     try:
         yield
     except LocalError:

@@ -44,7 +44,7 @@ class Inputs:
 
 
 def result(reader: Reader, folder: Path) -> str:
-    """The text of a result; `_REFUSED`, or a broken rule behind a mark."""
+    """The text of a result; `_REFUSAL`, or a broken rule behind a mark."""
     try:
         answer = reader(folder)
     except SmtrainError as error:
@@ -63,7 +63,7 @@ class InputCase:
         self._rng, self.inputs = random.Random(seed), inputs
         self.name = self._rng.choice(forms)
         self.number = self._rng.randrange(len(inputs.forms[self.name].readers))
-        self.whole = inputs.intact_result(self.name, self.number)
+        self.intact_result = inputs.intact_result(self.name, self.number)
         self.label = f"input {seed}: {self.name}, reader {self.number}"
 
     def run(self) -> str:
@@ -76,5 +76,9 @@ class InputCase:
         outcome = result(form.readers[self.number], folder)
         if outcome.startswith("!"):
             return outcome[1:]
-        wrong = form.exact and outcome not in (_REFUSAL, self.whole)
-        return f"another result: {outcome[:300]} instead of {self.whole[:300]}" if wrong else ""
+        wrong = form.exact and outcome not in (_REFUSAL, self.intact_result)
+        return (
+            f"another result: {outcome[:300]} instead of {self.intact_result[:300]}"
+            if wrong
+            else ""
+        )

@@ -63,7 +63,7 @@ class World:
     def configs(
         self, seeds: Iterable[int], totals: Totals, skipped_names: Collection[str] = ()
     ) -> None:
-        """Try mutated configs, on all commands `without` some."""
+        """Try mutated configs, on all commands but `skipped_names`."""
         names = [name for name in commands.COMMANDS if name not in skipped_names]
         for seed in seeds:
             case = commands.ConfigCase(seed, self.folder, names)

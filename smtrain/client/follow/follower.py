@@ -240,7 +240,7 @@ class Follower:
                 return
 
     def save(self, interval_s: float = 0.0) -> None:
-        """Write the cursor, at most once in `every` seconds."""
+        """Write the cursor, at most once in `interval_s` seconds."""
         if self._file is None or self._floor is None or time.monotonic() - self._saved < interval_s:
             return
         self._saved = time.monotonic()

@@ -32,8 +32,8 @@ class JobCost:
     is_billed: bool
     """False for the local control plane: the cost of the same time on AWS."""
     is_owned: bool = False
-    """True if the machines are not SageMaker's: only the user's own prices apply, or they are
-    `here`.
+    """True if the machines are not SageMaker's: only the user's own prices apply, or the machine
+    is this one.
     """
     is_local: bool = False
     """True if the machine is this one, which costs nothing."""

@@ -58,7 +58,7 @@ class SeenEvents:
         self._restored = {minute for minute in self._restored if minute >= timestamp // MINUTE}
 
     def start_of_newest(self, timestamp: int, max_keys: int) -> int:
-        """This timestamp, or a later one from which on there are at most `most` keys."""
+        """This timestamp, or a later one from which on there are at most `max_keys` keys."""
         newest = "SELECT at FROM seen WHERE(at >= ?) ORDER BY at DESC LIMIT 1 OFFSET ?"
         row = self._rows.execute(newest, (timestamp, max_keys)).fetchone()
         return timestamp if row is None else int(row[0]) + 1

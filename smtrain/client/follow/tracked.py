@@ -42,7 +42,7 @@ class TrackerFeed:
     """
 
     def __init__(self, job: Job, description: dict[str, Any], say: Say, is_whole_log: bool) -> None:
-        """`whole`: the follower begins with the job's first line, so no earlier steps are
+        """`is_whole_log`: the follower begins with the job's first line, so no earlier steps are
         missing.
         """
         self._job, self._say = job, say

@@ -62,8 +62,8 @@ class StoreCopy:
                 raise JobError(f"{self.uri}{file}: points outside {self.folder}; not downloaded")
 
     def restrict_to(self, is_wanted: Callable[[str], bool]) -> StoreCopy:
-        """The same copy, of which `fetch` takes the files whose paths below the prefix are
-        `wanted`.
+        """The same copy, of which `fetch` takes the files whose path below the prefix
+        `is_wanted` accepts.
         """
         restricted_copy = copy(self)
         restricted_copy._wanted = is_wanted

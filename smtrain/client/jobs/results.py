@@ -229,7 +229,7 @@ def download(
     """Copy the objects under each prefix into its folder, each atomically; returns how many there
     are.
 
-    `wanted` chooses among the objects by their paths below the prefix.
+    `is_wanted` chooses among the objects by their paths below the prefix.
 
     Existing files with the same content are kept, so a second call resumes the first. Objects that
     a running job deletes meanwhile, such as old checkpoints, are skipped, together with what this
@@ -289,7 +289,7 @@ def _drop_deleted(
     """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns
     how many.
 
-    `left` are the objects that are there, by key.
+    `remaining_objects` are the objects that are there, by key.
     """
     deleted_items = [item for item in new if item.key not in remaining_objects]
     for item in deleted_items:
@@ -358,8 +358,8 @@ def _refuse_mixture(items: Sequence[_Item]) -> None:
 
 
 def _refuse_changed(remaining_objects: Mapping[str, Any], copied_items: Sequence[_Item]) -> None:
-    """Raise `JobError` if an object, of those `left` by key, is no longer what was listed before it
-    was copied.
+    """Raise `JobError` if an object of `remaining_objects` (by key) is no longer what was
+    listed before it was copied.
     """
     for item in copied_items:
         current = remaining_objects.get(item.key)

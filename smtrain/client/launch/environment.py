@@ -26,7 +26,8 @@ def environment(
 ) -> dict[str, str]:
     """Environment variables of a stage's containers; `config.output.s3_uri` is filled in.
 
-    `described` is the model's config.json if it can be read; it names the cache of compiled graphs.
+    `model_config` is the model's config.json if it can be read; it names the cache of compiled
+    graphs.
     """
     variables = {"PYTHONUNBUFFERED": "1"}
     row = None if is_here(config) else _machine(config)

@@ -40,10 +40,10 @@ def cache_uri(
 ) -> str:
     """The S3 prefix of this config's graphs: one folder for all that changes a graph.
 
-    The inputs are compiler (by image), flags, instance family, engine, model shape, mesh, sequence
-    length, micro-batches, precision, recomputation, adapter, whether samples of a row are kept
-    apart, and our own version. A model whose config.json (`described`) cannot be read from here
-    counts by its name.
+    That is compiler (by image), flags, instance family, engine, model shape, mesh, sequence length,
+    micro-batches, precision, recomputation, adapter, whether samples of a row are kept apart, and
+    our own version. A model whose config.json (`model_config`) cannot be read from here counts by
+    its name.
     """
     parallel, train = config.parallel, config.train
     model = (

@@ -47,8 +47,8 @@ print("FAULTS " + json.dumps(faults))
 
 
 def imports(engine: str, extra_modules: list[str]) -> dict[str, str]:
-    """Modules of the stages, of an engine and of `more` that cannot be imported, each with the
-    reason.
+    """Modules of the stages, of an engine and of `extra_modules` that cannot be imported, each
+    with the reason.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
     try:
@@ -94,7 +94,7 @@ def report_image(engine: str | None) -> dict[str, Any]:
     names = {
         line.partition("==")[0]
         for stage in STAGES
-        for line in launch.wanted(lists["wheels"], stage)
+        for line in launch.stage_requirements(lists["wheels"], stage)
     }
     bundled_modules = [
         name.replace("-", "_")
@@ -108,7 +108,7 @@ def report_image(engine: str | None) -> dict[str, Any]:
         "packages": packages(),
         "lacking": {
             name: {
-                word: launch.missing(launch.wanted(file, word))
+                word: launch.missing_requirements(launch.stage_requirements(file, word))
                 for word in (*STAGES, *WORDS.values())
             }
             for name, file in lists.items()

@@ -48,7 +48,7 @@ def create_training_job(
 
     `config` is resolved (region, role, URIs filled in), `inputs` maps channel names to s3://
     prefixes, `code_uri` and `config_uri` are the prefixes of the bundle and of the stage's config
-    file, `described` is the model's config.json if it can be read.
+    file, `model_config` is the model's config.json if it can be read.
     """
     compute, job_stage = config.compute, stage_named(stage)
     image = image_of(config)

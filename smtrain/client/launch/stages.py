@@ -235,7 +235,7 @@ class Chain:
         return f"{path.rstrip('/')}/"
 
     def need(self, stage: Stage, upstream: Stage) -> str:
-        """The output of stage `other`, which `stage` reads.
+        """The output of stage `upstream`, which `stage` reads.
 
         Raises `JobError` if it has not been done.
         """

@@ -71,7 +71,7 @@ def upload_all(client: Any, uri: str, files: dict[str, Path], work: Path) -> Non
 
 
 def _insist_on_room(folder: Path, files: Any) -> None:
-    """Raise OSError if files need more than the disk of `here` has free, as sparse ones may."""
+    """Raise OSError if files need more than the disk of `folder` has free, as sparse ones may."""
     size, free = sum(path.stat().st_size for path in files), shutil.disk_usage(folder.parent).free
     if size > free:
         raise OSError(errno.ENOSPC, f"{size:,} bytes are to be kept, and {free:,} are free")

@@ -119,7 +119,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
 
 
 def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, source: str) -> None:
-    """Download an object of `what` to `folder/name`.
+    """Download an object of `source` to `folder/name`.
 
     Raises InputError if a file cannot have that name, `ClientError` of S3, and OSError for a full
     disk.
@@ -145,7 +145,7 @@ def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, sou
 
 
 def download(client: Any, channel: Channel, folder: Path, is_cancelled: Callable[[], bool]) -> None:
-    """Download a channel to `folder`; stop between objects when `cancelled`."""
+    """Download a channel to `folder`; stop between objects when `is_cancelled`."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def fetch(entry: Entry) -> None:

@@ -166,7 +166,7 @@ class Host:
         """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
 
         `network` is the process that holds an isolated job's network, or 0; the request's variables
-        override `more`.
+        override `extra_variables`.
         """
         spec = {
             "ml": str(self.ml),

@@ -85,7 +85,7 @@ class ObjectIndex:
         more.
 
         The state is read under the lock, so the last writer is right. Keys that could not be
-        written are retried with the next change. With `gone` (a deletion) the bodies go first if
+        written are retried with the next change. With `is_deletion` the bodies go first if
         the disk has no room for the record.
         """
         with self.lock:

@@ -52,7 +52,7 @@ class LogFile:
     ) -> None:
         """Open a new file.
 
-        `lost` is called once if the disk is full later. Raises OSError if it is full now.
+        `on_lost` is called once if the disk is full later. Raises OSError if it is full now.
         """
         self.path, self._lost = path, on_lost
         self.count, self.stamp, self.first = 0, 0, 0

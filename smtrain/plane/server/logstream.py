@@ -41,8 +41,8 @@ class HostLog:
     """
 
     def __init__(self, job: JobRecord, host: str, on_lost: Callable[[OSError], None]) -> None:
-        """`lost` is called once if the disk is full; lines are then kept in memory and retried with
-        every write.
+        """`on_lost` is called once if the disk is full; lines are then kept in memory and retried
+        with every write.
         """
         self.job = job
         folder = job.folder / "logs"

@@ -19,7 +19,7 @@ MARK = "SMTRAIN_LOCAL_HOST"
 
 
 def end_all(folder: Path, *, include_subfolders: bool = False, seconds: float = 10.0) -> bool:
-    """SIGKILL every process of the host with this folder, or with `below` of all hosts below it.
+    """SIGKILL every process of the host with this folder, or of all hosts below it.
 
     Repeats until no process is left, as one may start another meanwhile. False if some are left
     after `seconds`, in a system call that cannot be interrupted.

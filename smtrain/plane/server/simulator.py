@@ -190,7 +190,7 @@ def _decision(
     context: dict[str, list[str]],
     missing_keys: set[str],
 ) -> tuple[str, list[Policy]]:
-    """allowed, implicitDeny or explicitDeny, and the deciding policies; adds to `missing`."""
+    """allowed, implicitDeny or explicitDeny, and the deciding policies; adds to `missing_keys`."""
     policies_by_effect: dict[str, list[Policy]] = {"Allow": [], "Deny": []}
     for policy in policies:
         for statement in policy.statements():

@@ -55,7 +55,7 @@ def _backend() -> models.S3Backend:
 def write_changes(bucket: str, key: str | None, *, is_deletion: bool = False) -> None:
     """Write a bucket (key None) or the keys that the request touched, then remove unused bodies.
 
-    With `gone` the request is a deletion, which also works on a full disk.
+    A request with `is_deletion` also works on a full disk.
     """
     backend = _backend()
     if key is not None:

@@ -107,7 +107,7 @@ class CheckpointSync:
             self._thread.join()
 
     def push(self, is_settled: bool) -> None:
-        """Scan once and upload; with `settled` every file counts as finished."""
+        """Scan once and upload; with `is_settled` every file counts as finished."""
         began, current_files = time.time_ns(), self._scan()
         scan_end = time.time_ns()
         if not self._tree.stood_still():

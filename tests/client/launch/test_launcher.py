@@ -33,19 +33,19 @@ def test_a_stage_asks_for_what_it_needs(launcher: Any, tmp_path: Path) -> None:
         "# a heading\npytest>=1\n\nno-such-distribution>=2  # train export\npytest<1 \\\n    #"
         " prepare\n"
     )
-    assert launcher.wanted(file, "train") == ["pytest>=1", "no-such-distribution>=2"]
-    assert launcher.wanted(file, "prepare") == ["pytest>=1", "pytest<1"]
-    assert launcher.missing(["pytest>=1", "no-such-distribution>=2", "pytest<1"]) == [
+    assert launcher.stage_requirements(file, "train") == ["pytest>=1", "no-such-distribution>=2"]
+    assert launcher.stage_requirements(file, "prepare") == ["pytest>=1", "pytest<1"]
+    assert launcher.missing_requirements(["pytest>=1", "no-such-distribution>=2", "pytest<1"]) == [
         "no-such-distribution>=2",
         "pytest<1",
     ]
     for stage in ("train", "prepare", "convert", "export", "generate", "fetch", "compile"):
         pinned = [
             line.split("==")[0]
-            for line in launcher.wanted(entrypoints_folder() / "wheels.txt", stage)
+            for line in launcher.stage_requirements(entrypoints_folder() / "wheels.txt", stage)
         ]
         assert ("gigatoken" in pinned) == (stage == "prepare")
-        assert launcher.wanted(entrypoints_folder() / "requirements.txt", stage)
+        assert launcher.stage_requirements(entrypoints_folder() / "requirements.txt", stage)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def ended(
         folder.mkdir(parents=True)
     monkeypatch.setattr(neuron_host, "ROOT", root)
     monkeypatch.setattr(launch, "train", lambda *_: 0)
-    monkeypatch.setattr(launch, "missing", lambda _: [])
+    monkeypatch.setattr(launch, "missing_requirements", lambda _: [])
     monkeypatch.setattr(sys, "argv", ["launch.py", "train"])
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setenv("SMTRAIN_ML_ROOT", str(ml))

@@ -32,7 +32,7 @@ def run_checks(
 
     Deletes everything that they write.
 
-    `copied`: URIs that the launch writes first. `probe` has no effect, as no pod can be asked
+    `copied_uris`: URIs that the launch writes first. `probe` has no effect, as no pod can be asked
     without a job.
     """
     try:

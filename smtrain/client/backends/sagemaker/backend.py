@@ -215,8 +215,8 @@ class SageMakerBackend(Clients):
 def unknown_run(
     sentence: str, name: str, place: Backend, suggestion: str = "", code: Code = "job.not_found"
 ) -> JobError:
-    """The error for a name that no run or job has; `near` is a better idea than a similar name of a
-    run.
+    """The error for a name that no run or job has; `suggestion` replaces the
+    similar name of a run.
     """
     side = {"local": "here", "aws": "on AWS"}.get(place.name, f"on target {place.name}")
     suggestion = suggestion or (near_run(name) if place.name == "local" else "")

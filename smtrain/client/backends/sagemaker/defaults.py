@@ -175,7 +175,7 @@ def _read(target: SageMakerBackend, path: str, *, must_exist: bool) -> str | Non
 
 
 def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """Merge mappings; any other value in `above` replaces the one in `below`."""
+    """Merge mappings; any other value in `override` replaces the one in `base`."""
     result = dict(base)
     for key, value in override.items():
         are_mappings = isinstance(value, dict) and isinstance(result.get(key), dict)

@@ -155,7 +155,7 @@ def short_patience(target: TargetName) -> Patience:
 def retry_while_lost(
     call: Callable[[], _Some], patience: Any, error_type: type[Exception]
 ) -> _Some:
-    """Call `look` again after an error of this type, for as long as `patience` (None: not at all)
+    """Repeat `call` after an error of this type, for as long as `patience` (None: not at all)
     allows.
     """
     backoff = Backoff(patience.limit_s if patience else 0.0, 0.5, 20.0)

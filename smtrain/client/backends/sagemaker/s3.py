@@ -102,8 +102,8 @@ def has_content(target: Clients, bucket: str, item: Mapping[str, Any], body: Bod
 
 
 def _persist(method: Any, stop_event: threading.Event | None = None, /, **arguments: Any) -> Any:
-    """Make a call that outlasts the loss of the network for some minutes, unless it is `stopped`
-    meanwhile.
+    """Make a call that outlasts the loss of the network for some minutes, until `stop_event`
+    is set.
     """
 
     def pause(seconds: float) -> None:

@@ -31,7 +31,7 @@ def run_checks(
 ) -> Iterator[Finding]:
     """Make all checks, without those that an earlier fault makes useless.
 
-    `copied`: URIs that the launch writes first. `probe`: also ask the nodes.
+    `copied_uris`: URIs that the launch writes first. `probe`: also ask the nodes.
     """
     try:
         version = backend.head.run("sinfo", "--version").decode().strip()

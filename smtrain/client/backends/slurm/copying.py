@@ -40,7 +40,7 @@ def send(head: Head, shared_folder: str, folder: str, files: Files, say: Say) ->
     """Copy files into a folder, each atomically, unless they are there with the same size and
     SHA-256.
 
-    rsync keeps a partial copy of an interrupted file below `shared`. Raises `HeadError`.
+    rsync keeps a partial copy of an interrupted file below `shared_folder`. Raises `HeadError`.
     """
     announcements: list[str] = []
     digests = cache(sha256_of)

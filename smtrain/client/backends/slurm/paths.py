@@ -85,7 +85,7 @@ def container_options(request: Mapping[str, Any], cluster: Cluster) -> tuple[lis
 
 
 def _inputs_outside(request: Mapping[str, Any], shared_folder: str) -> list[str]:
-    """Paths of the request's inputs that are not below `shared` nor below one another, sorted."""
+    """Sorted paths of the request's inputs outside `shared_folder`, without those below another."""
     uris = [
         channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]
     ]

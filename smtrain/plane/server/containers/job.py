@@ -286,7 +286,7 @@ SERVICE_FOLDERS = ("input", "model", "output", "checkpoints", ".tmp")
 def fetch_opt_ml(
     client: Any, image: Any, labels: dict[str, str], archive_path: Path
 ) -> Path | None:
-    """Pack the image's /opt/ml into the file `packed`; None if it has none.
+    """Pack the image's /opt/ml into the file `archive_path`; None if it has none.
 
     Raises `LocalError` of Docker.
     """

@@ -53,7 +53,7 @@ def remove_home(client: Any, home: Path) -> int:
 def remove_stray(client: Any, home: Path, running_jobs: Callable[[], set[str]]) -> tuple[int, int]:
     """Remove containers and networks of a home's jobs that do not run; return the counts of both.
 
-    `running` is called after Docker has answered, so that a job that starts meanwhile is not
+    `running_jobs` is called after Docker has answered, so that a job that starts meanwhile is not
     removed.
     """
     boxes, nets = containers(client, HOME, str(home)), networks(client, HOME, str(home))
