@@ -358,7 +358,9 @@ def filter_events(params: dict[str, Any]) -> dict[str, Any]:
 
     def of(stream: JobStream) -> Iterator[tuple[str, JobStream, Event]]:
         begin = max(start or 0, int(position[:20])) if position else start
-        for event in stream.readable_from(stream.number_at(begin), None if end is None else end + 1):
+        for event in stream.readable_from(
+            stream.number_at(begin), None if end is None else end + 1
+        ):
             mark = stream.event_id(event)
             if (not position or mark > position) and pattern.matches(event.message):
                 yield mark, stream, event

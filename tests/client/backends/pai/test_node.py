@@ -36,7 +36,7 @@ OF_DLC = {
 def test_torchrun_gets_its_own_meaning_of_world_size_and_rank(
     node: ModuleType, tmp_path: Path
 ) -> None:
-    given = node.variables(tmp_path, "train", {**OF_DLC, "PATH": "/bin"}, own=False)
+    given = node.variables(tmp_path, "train", {**OF_DLC, "PATH": "/bin"}, is_user_command=False)
     assert not given.keys() & OF_DLC.keys()
     assert (given["SMTRAIN_MASTER_ADDR"], given["SMTRAIN_MASTER_PORT"]) == (
         "dlc1-master-0",
@@ -46,7 +46,7 @@ def test_torchrun_gets_its_own_meaning_of_world_size_and_rank(
 
 
 def test_a_command_of_the_users_gets_what_dlc_sets(node: ModuleType, tmp_path: Path) -> None:
-    given = node.variables(tmp_path, "train", OF_DLC, own=True)
+    given = node.variables(tmp_path, "train", OF_DLC, is_user_command=True)
     assert OF_DLC.items() <= given.items()
     assert given["SMTRAIN_OUTPUT"] == str(tmp_path / "model")
 
