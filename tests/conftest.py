@@ -172,7 +172,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
         )
 
     monkeypatch.setattr(probing, "_file", lambda: tmp_path / probing.FILE)
-    monkeypatch.setattr(probing, "_measured", entry)
+    monkeypatch.setattr(probing, "_measure", entry)
     return probes
 
 

@@ -169,7 +169,7 @@ def _measured() -> None:
         entry = MachineEntry(
             kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16
         )
-        probing._keep(probing._key(processes, number), entry)
+        probing._save_measurement(probing._key(processes, number), entry)
 
 
 def _linked(source: str, target: str) -> None:

@@ -24,16 +24,16 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from smtrain.client.planner.calibration import (  # noqa: E402
-    Left,
+    LeftOutRun,
     PublishedRun,
     fit,
     half_width,
     leave_one_out,
     nearest,
-    predicted,
-    published,
+    predict_speed,
     published_experts,
-    published_on_gpus,
+    published_gpu_runs,
+    published_runs,
     residual,
 )
 from smtrain.client.planner.throughput import DENSE, EXPERTS, Coefficients  # noqa: E402
@@ -67,9 +67,9 @@ def main() -> None:
     runs = (
         published_experts()
         if options.experts
-        else published_on_gpus(options.chip)
+        else published_gpu_runs(options.chip)
         if options.chip
-        else published()
+        else published_runs()
     )
     left_out_runs = from_csv(options.rows) if options.rows else leave_one_out(runs)
     if not left_out_runs:
@@ -85,7 +85,7 @@ def main() -> None:
         "worst_family": round(max(median(errors) for errors in families.values()), 4),
         "worst_run": round(max(abs(prediction.error) for prediction in left_out_runs), 4),
         "inside": round(
-            sum(prediction.inside for prediction in left_out_runs) / len(left_out_runs), 4
+            sum(prediction.is_inside for prediction in left_out_runs) / len(left_out_runs), 4
         ),
     }
     if not options.rows:
@@ -101,16 +101,16 @@ def main() -> None:
         print(f"{name:36} {value}")
 
 
-def from_csv(file: Path) -> list[Left]:
+def from_csv(file: Path) -> list[LeftOutRun]:
     """Runs of a CSV that no coefficient was fitted to."""
     known_ids = {row["id"] for row in table("throughput")["runs"]}
-    k, spread = Coefficients.fitted(), table("throughput")["coefficients"]["residual"]
+    k, spread = Coefficients.for_machine(), table("throughput")["coefficients"]["residual"]
     out = []
     for row in csv.DictReader(file.open()):
         if row["accelerator"].startswith("Trainium1") and row["id"] not in known_ids:
             run = PublishedRun.of(as_run(row))
             distance = nearest(run.work, run.machine, run.mesh)
-            out.append(Left(run, predicted(run, k), half_width(spread, distance)))
+            out.append(LeftOutRun(run, predict_speed(run, k), half_width(spread, distance)))
     return out
 
 
@@ -140,7 +140,7 @@ def as_run(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def rows_of(predictions: list[Left]) -> list[str]:
+def rows_of(predictions: list[LeftOutRun]) -> list[str]:
     """The table, in Markdown."""
     lines = [
         (
@@ -153,19 +153,19 @@ def rows_of(predictions: list[Left]) -> list[str]:
         ep = f"ep {prediction.run.mesh.ep} " if prediction.run.mesh.ep > 1 else ""
         r, low, high = (
             prediction.run,
-            prediction.predicted * exp(-prediction.half_width),
-            prediction.predicted * exp(prediction.half_width),
+            prediction.predicted_speed * exp(-prediction.half_width),
+            prediction.predicted_speed * exp(prediction.half_width),
         )
         lines.append(
             f"| {r.id} | {r.model} | tp {r.mesh.tp} pp {r.mesh.pp} {ep}{r.mesh.recompute} |"
             f" {r.machine.count} | {r.work.global_batch} x {r.work.seq_len} | {r.sequences_per_s:g}"
-            f" | {prediction.predicted:.4g} | {prediction.error:+.1%} | {low:.3g} to"
-            f" {high:.3g}{'' if prediction.inside else ' (outside)'} |"
+            f" | {prediction.predicted_speed:.4g} | {prediction.error:+.1%} | {low:.3g} to"
+            f" {high:.3g}{'' if prediction.is_inside else ' (outside)'} |"
         )
     return lines
 
 
-def document(predictions: list[Left], of_experts: list[Left]) -> None:
+def document(predictions: list[LeftOutRun], of_experts: list[LeftOutRun]) -> None:
     """Write docs/planner-throughput.md, and its picture of `predictions`."""
     import matplotlib as mpl
 
@@ -179,7 +179,7 @@ def document(predictions: list[Left], of_experts: list[Left]) -> None:
             prediction for prediction in predictions if prediction.run.model == model
         ]
         x = [prediction.run.sequences_per_s for prediction in model_predictions]
-        y = [prediction.predicted for prediction in model_predictions]
+        y = [prediction.predicted_speed for prediction in model_predictions]
         spans = [
             [p - p * exp(-o.half_width) for p, o in zip(y, model_predictions, strict=True)],
             [p * exp(o.half_width) - p for p, o in zip(y, model_predictions, strict=True)],
@@ -210,8 +210,8 @@ def document(predictions: list[Left], of_experts: list[Left]) -> None:
 
 def refit(file: Path) -> None:
     """Write the best fit into the facts."""
-    k = fit(published())
-    values = {**{n: getattr(k, n) for n in DENSE}, "residual": residual(published(), k)}
+    k = fit(published_runs())
+    values = {**{n: getattr(k, n) for n in DENSE}, "residual": residual(published_runs(), k)}
     text = file.read_text("utf-8")
     for name, value in values.items():
         text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value:.4g}", text)
@@ -222,7 +222,7 @@ def refit_gpus(file: Path) -> None:
     """The same for each chip of GPUs."""
     text = file.read_text("utf-8")
     for chip in table("throughput_gpu")["chips"]:
-        runs = published_on_gpus(chip)
+        runs = published_gpu_runs(chip)
         k = fit(runs)
         text = replace_values(
             text,

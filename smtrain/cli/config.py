@@ -57,7 +57,7 @@ def set_keys(
 
     $ smtrain config set run.yaml train.lr=2e-4  # comments stay
     """
-    from smtrain.client.config.load import assigned, draft
+    from smtrain.client.config.load import draft, parse_assignment
     from smtrain.client.config.write import with_value
     from smtrain.client.config.yaml_file import read_settings
     from smtrain.client.planner.resolve import load_config
@@ -65,7 +65,7 @@ def set_keys(
     from smtrain.core.files import only_writer, write_atomically
 
     path = Path(config)
-    pairs = [assigned(text) for text in keys]
+    pairs = [parse_assignment(text) for text in keys]
     read_settings(path, "config", "name the YAML file of the config")
     draft(path)  # leave a file without a config unchanged
     names = {".".join(parts) for parts, _ in pairs}

@@ -132,9 +132,9 @@ class ConfigOptions:
     def load(self) -> JobConfig:
         """The checked config, tagged with the git commit of its folder."""
         from smtrain.client.planner.resolve import load_config
-        from smtrain.client.runs.launch import tagged
+        from smtrain.client.runs.launch import with_commit_tag
 
-        return tagged(load_config(self.config, set_=self.keys(), target=self.target_name))
+        return with_commit_tag(load_config(self.config, set_=self.keys(), target=self.target_name))
 
     def keys(self) -> list[str]:
         """KEY=VALUE of every key that the command line sets."""

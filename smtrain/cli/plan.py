@@ -199,7 +199,7 @@ def _side_by_side(
     configs: list[str], plans: list[Plan], tokens: float | None, set_: list[str]
 ) -> Sides:
     """The plans by file name; without --tokens, for the tokens of the first config."""
-    from smtrain.client.planner.compare_plans import compared
+    from smtrain.client.planner.compare_plans import compare_plans
     from smtrain.client.planner.resolve import load_config, planned_for
 
     train = (
@@ -210,22 +210,22 @@ def _side_by_side(
     planned_tokens = train.samples * train.seq_len if train else None
     names = [Path(config).stem for config in configs]
     names = names if len(set(names)) == len(names) else configs
-    return compared(list(zip(names, plans, strict=True)), tokens, planned_tokens)
+    return compare_plans(list(zip(names, plans, strict=True)), tokens, planned_tokens)
 
 
 def _probe_entry(name: str, as_json: bool) -> str:
     """The entry of this machine, as YAML for `machines`, or as JSON."""
     import yaml
 
-    from smtrain.client.planner.custom_machines import checked, named
+    from smtrain.client.planner.custom_machines import check_name, entry_of
 
-    checked(name)
+    check_name(name)
     try:
         from smtrain.worker.train.probe import measure
     except ImportError:
         raise ConfigError(f"--probe: {missing_module('torch')}", code="package.missing") from None
     say("measuring this machine: matrix multiplication and all-reduce, some seconds", error=True)
-    entry = named(name, measure())
+    entry = entry_of(name, measure())
     plain = {name: entry.model_dump(exclude_none=True)}
     return (
         json.dumps(plain, indent=2)

@@ -109,7 +109,7 @@ def _series(
 ) -> None:
     """Run several configs in order; `start` has the first one, and the options of all."""
     from smtrain.client.runs import series
-    from smtrain.client.runs.launch import tagged
+    from smtrain.client.runs.launch import with_commit_tag
     from smtrain.stages import stages_of
     from smtrain.tools.check import look_first
     from smtrain.tools.run import run as run_all
@@ -125,11 +125,11 @@ def _series(
         )
     target = start.target_name
     links = series.load_series([start.config, *further_configs], set_=start.keys(), target=target)
-    links = [replace(link, config=start.validate(tagged(link.config))) for link in links]
+    links = [replace(link, config=start.validate(with_commit_tag(link.config))) for link in links]
     say(series.overview(links), error=start.dry)
     links = [replace(link, config=start.with_plan(link.config)) for link in links]
     if start.dry:
-        for config in series.expected(links):
+        for config in series.with_expected_exports(links):
             start.show_dry(config, stages_of(config, target))
         return
     run_one = partial(

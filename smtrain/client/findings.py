@@ -57,8 +57,8 @@ class Report:
 
     def sentences(self, *levels: Level) -> list[str]:
         """One line a finding: the check, the text, the remedy."""
-        chosen = [finding for finding in self.findings if finding.level in levels]
-        return [f"{f.check}: {f.text}" + (f"; {f.remedy}" if f.remedy else "") for f in chosen]
+        findings = [finding for finding in self.findings if finding.level in levels]
+        return [f"{f.check}: {f.text}" + (f"; {f.remedy}" if f.remedy else "") for f in findings]
 
     def __str__(self) -> str:
         if not self.findings:
@@ -87,8 +87,8 @@ class Report:
 
     def _count(self) -> str:
         counts = {level: sum(f.level == level for f in self.findings) for level in _ORDER}
-        many = {level: "" if count == 1 else "s" for level, count in counts.items()}
+        plurals = {level: "" if count == 1 else "s" for level, count in counts.items()}
         return (
-            f"{counts['fault']} fault{many['fault']}, {counts['warning']} warning{many['warning']},"
+            f"{counts['fault']} fault{plurals['fault']}, {counts['warning']} warning{plurals['warning']},"
             f" {counts['ok']} ok"
         )

@@ -73,54 +73,57 @@ class Prices:
     """
 
     def __init__(
-        self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None
+        self,
+        file: str | Path | None = None,
+        extra_prices: Sequence[Price] = (),
+        target: str | None = None,
     ) -> None:
-        shipped = table("prices")
-        own = _own(Path(file)) if file else {}
+        shipped_table = table("prices")
+        own_table = _read_own(Path(file)) if file else {}
         self._rows = [
-            *(shipped["rows"] if target is None or TARGETS[target].sagemaker else ()),
-            *own.get("rows", []),
+            *(shipped_table["rows"] if target is None or TARGETS[target].sagemaker else ()),
+            *own_table.get("rows", []),
         ]
         self.assumptions: dict[str, float] = {
-            **shipped["assumptions"],
-            **own.get("assumptions", {}),
+            **shipped_table["assumptions"],
+            **own_table.get("assumptions", {}),
         }
         self._prices = [Price(**row) for row in self._rows]
-        self._prices += mine
+        self._prices += extra_prices
 
-    def known(self, type_: str, region: str | None) -> list[Price]:
+    def prices_of(self, type_: str, region: str | None) -> list[Price]:
         """The price of each known kind for a type."""
-        found = (self.find(type_, option, region) for option in KINDS_OF_PRICE)
-        return [price for price in found if price]
+        prices = (self.find(type_, option, region) for option in KINDS_OF_PRICE)
+        return [price for price in prices if price]
 
     def find(self, type_: str, option: str, region: str | None) -> Price | None:
         """The last matching row of this region, else of any region; None without one."""
         fit = [p for p in self._prices if p.type == type_ and p.option == option]
-        here = [p for p in fit if p.region == region]
-        found = here or fit
-        return found[-1] if found else None
+        in_region = [p for p in fit if p.region == region]
+        matches = in_region or fit
+        return matches[-1] if matches else None
 
 
-def _own(file: Path) -> dict[str, Any]:
+def _read_own(file: Path) -> dict[str, Any]:
     """The user's rows and assumptions.
 
     Raises `ConfigError` for unknown keys and values of the wrong type.
     """
-    found = read_toml(file, "prices", "name a TOML file of prices")
+    content = read_toml(file, "prices", "name a TOML file of prices")
     assumptions = table("prices")["assumptions"]
     faults = [
-        f"{key}: {_unknown(key, ('rows', 'assumptions'))}"
-        for key in found.keys() - {"rows", "assumptions"}
+        f"{key}: {_unknown_key(key, ('rows', 'assumptions'))}"
+        for key in content.keys() - {"rows", "assumptions"}
     ]
-    given, rows = found.get("assumptions", {}), found.get("rows", [])
-    if not isinstance(given, dict):
+    user_assumptions, rows = content.get("assumptions", {}), content.get("rows", [])
+    if not isinstance(user_assumptions, dict):
         faults.append("assumptions: must be a table, `[assumptions]`")
-    elif wrong := [key for key in given if key not in assumptions]:
-        faults += [f"assumptions.{key}: {_unknown(key, assumptions)}" for key in wrong]
+    elif wrong := [key for key in user_assumptions if key not in assumptions]:
+        faults += [f"assumptions.{key}: {_unknown_key(key, assumptions)}" for key in wrong]
     else:
         faults += [
             f"assumptions.{key}: got {value!r}; a number above 0 is needed"
-            for key, value in given.items()
+            for key, value in user_assumptions.items()
             if not _is_number(value) or value < 0 or (value == 0 and not key.endswith("_minutes"))
         ]
     if not isinstance(rows, list):
@@ -134,16 +137,16 @@ def _own(file: Path) -> dict[str, Any]:
             [f"{file}: {fault}; core/facts/prices.toml shows the format" for fault in faults],
             code="config.wrong_value",
         )
-    return found
+    return content
 
 
 def _row_fault(row: Any) -> str | None:
     """The first fault of a row of the user's file."""
-    kinds = {one.name: one.type for one in fields(Price)}
+    kinds = {field.name: field.type for field in fields(Price)}
     if not isinstance(row, dict):
         return "it is no table; write `[[rows]]` above its keys"
     for key in row.keys() - kinds.keys():
-        return f"{key}: {_unknown(key, kinds)}"
+        return f"{key}: {_unknown_key(key, kinds)}"
     for key, kind in kinds.items():
         if key not in row and key != "guess":
             return f"{key} is missing"
@@ -165,8 +168,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-def _unknown(key: str, known: Iterable[str]) -> str:
-    names = list(known)
+def _unknown_key(key: str, known_keys: Iterable[str]) -> str:
+    names = list(known_keys)
     return unknown_key(nearest(key, names), names)
 
 

@@ -18,13 +18,17 @@ def _in_order() -> dict[str, JobStage]:
     name.
     """
     modules = sorted(module.name for module in iter_modules(__path__) if module.name != "base")
-    waiting: list[JobStage] = [import_module(f"{__name__}.{name}").STAGE for name in modules]
-    ordered: dict[str, JobStage] = {}
-    while waiting:
-        ready = next(stage for stage in waiting if stage.after is None or stage.after in ordered)
-        waiting.remove(ready)
-        ordered[ready.name] = ready
-    return ordered
+    remaining_stages: list[JobStage] = [
+        import_module(f"{__name__}.{name}").STAGE for name in modules
+    ]
+    stages: dict[str, JobStage] = {}
+    while remaining_stages:
+        ready = next(
+            stage for stage in remaining_stages if stage.follows is None or stage.follows in stages
+        )
+        remaining_stages.remove(ready)
+        stages[ready.name] = ready
+    return stages
 
 
 _STAGES = _in_order()
@@ -47,7 +51,7 @@ def stages_of(config: JobConfig, target: str | None = None) -> list[str]:
     if config.own_command:
         return ["train"]
     return [
-        name for name, stage in _STAGES.items() if stage.needed(config, target or config.target)
+        name for name, stage in _STAGES.items() if stage.is_needed(config, target or config.target)
     ]
 
 

@@ -36,7 +36,7 @@ class Inputs(Protocol):
         """s3:// prefix that a finished stage left; None if it has not been done."""
         ...
 
-    def need(self, stage: str, other: str) -> str:
+    def need(self, stage: str, upstream: str) -> str:
         """The output of `other`. Raises `JobError` if it has not been done."""
         ...
 
@@ -75,20 +75,20 @@ class JobStage:
 
     name: ClassVar[str]
     """The module's name; entrypoints/NAME.py runs in the job."""
-    after: ClassVar[str | None] = None
+    follows: ClassVar[str | None] = None
     """The stage that it follows in a run."""
     upstream: ClassVar[tuple[str, ...]] = ()
     """Stages whose identity is part of this one's: if they change, it is another job."""
-    accelerated: ClassVar[bool] = False
+    on_accelerators: ClassVar[bool] = False
     """It runs on compute.instance_type; other stages run on CPU machines."""
     resumable: ClassVar[bool] = False
     """A further attempt resumes the last one; it is retried, and resubmitted at a cluster's time
     limit.
     """
-    shared: ClassVar[bool] = True
+    is_shared: ClassVar[bool] = True
     """One job serves all trials of a tuning; False if trained keys change its work."""
 
-    def needed(self, config: JobConfig, target: str) -> bool:
+    def is_needed(self, config: JobConfig, target: str) -> bool:
         """Whether a run of this config has the stage on `target`."""
         return True
 
@@ -112,7 +112,7 @@ class JobStage:
         raise NotImplementedError
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed | None:
         """Memory, disk and time on one machine; None if there is no estimate, as of train, which
         the planner times.
@@ -126,7 +126,7 @@ class JobStage:
         """Instances of the job."""
         return 1
 
-    def distributed(self, config: JobConfig) -> bool:
+    def is_distributed(self, config: JobConfig) -> bool:
         """Whether the machines of the job talk to each other."""
         return self.machines(config) > 1
 
@@ -134,14 +134,14 @@ class JobStage:
         """Whether the job runs on spot capacity."""
         return False
 
-    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, hf_config: Mapping[str, Any] | None) -> tuple[str, ...]:
         """Names of the numbers in its log lines, which CloudWatch and the control plane collect.
 
         `described` is the model's config.json if it can be read.
         """
         return ()
 
-    def shown(self, config: JobConfig) -> dict[str, Any]:
+    def console_values(self, config: JobConfig) -> dict[str, Any]:
         """Hyperparameters for the console's job page; the container reads the config file
         instead.
         """
@@ -151,37 +151,37 @@ class JobStage:
         """Add what only this stage has to its CreateTrainingJob request."""
 
 
-def selected(config: JobConfig, *keys: str) -> dict[str, Any]:
+def select_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     """The config's values of `section` and `section.field` keys, as plain values by section.
 
     A key that was added later (`AddedLater`) is not among them at its default, which has no part in
     a job's name.
     """
     full = identity_of(config)
-    kept: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in keys:
         section, _, field = key.partition(".")
         if not field:
-            kept[section] = full[section]
+            values[section] = full[section]
         elif field in full[section]:
-            kept.setdefault(section, {})[field] = full[section][field]
+            values.setdefault(section, {})[field] = full[section][field]
         elif field not in type(getattr(config, section)).model_fields:
             raise KeyError(key)
-    return kept
+    return values
 
 
-def with_export(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
+def with_export(config: JobConfig, keys: dict[str, Any]) -> dict[str, Any]:
     """`kept` with what section export sets; without an adapter `merge` does nothing."""
-    written = selected(config, "export")["export"]
+    export_keys = select_keys(config, "export")["export"]
     if not config.train.adapter:
-        written.pop("merge", None)
-    return kept | ({"export": written} if written else {})
+        export_keys.pop("merge", None)
+    return keys | ({"export": export_keys} if export_keys else {})
 
 
 def weights_of(config: JobConfig) -> dict[str, str]:
     """The channel of weights that lie apart from the model's folder."""
-    named = config.model.weights
-    return {"weights": f"{named.rstrip('/')}/"} if named else {}
+    weights = config.model.weights
+    return {"weights": f"{weights.rstrip('/')}/"} if weights else {}
 
 
 def keeps_adapter(config: JobConfig) -> bool:
@@ -194,22 +194,22 @@ def weights_bytes(config: JobConfig, shape: ModelShape) -> float:
     return float(shape.parameters() * width(config.train.precision))
 
 
-def moving_seconds(weights: float, assumed: Mapping[str, float], times: int) -> float:
+def moving_seconds(weights: float, assumptions: Mapping[str, float], times: int) -> float:
     """Seconds of a stage that copies `weights` bytes from or to S3 so many times, with the start of
     its machine.
     """
-    return START_S + times * weights / (assumed["s3_gb_per_s"] * 1e9)
+    return START_S + times * weights / (assumptions["s3_gb_per_s"] * 1e9)
 
 
 def conversion_need(
-    config: JobConfig, shape: ModelShape, assumed: Mapping[str, float], times: int
+    config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float], times: int
 ) -> StageNeed:
     """Resources of a stage that copies all weights `times` times and holds a few of the largest
     tensors in fp32.
     """
     weights = weights_bytes(config, shape)
     return StageNeed(
-        PROCESS + 4 * 4.0 * shape.largest, weights, moving_seconds(weights, assumed, times)
+        PROCESS + 4 * 4.0 * shape.largest, weights, moving_seconds(weights, assumptions, times)
     )
 
 

@@ -21,21 +21,21 @@ class CompileStage(JobStage):
     """
 
     name = "compile"
-    after = "convert"
-    accelerated = True
-    shared = False
+    follows = "convert"
+    on_accelerators = True
+    is_shared = False
 
-    def needed(self, config: JobConfig, target: str) -> bool:
+    def is_needed(self, config: JobConfig, target: str) -> bool:
         return (
             config.compute.compile_ahead and not TARGETS[target].here
         )  # this machine has no compiler
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        kept = train_keys(config, "name", "model.path", "data.sources", "data.document_mask")
+        keys = train_keys(config, "name", "model.path", "data.sources", "data.document_mask")
         # No weight changes a graph, and no graph of a step depends on validation.
-        kept["model"]["init"], kept["train"]["steps"] = "scratch", TRACED_STEPS
-        kept["train"].pop("validation", None)
-        return kept
+        keys["model"]["init"], keys["train"]["steps"] = "scratch", TRACED_STEPS
+        keys["train"].pop("validation", None)
+        return keys
 
     def identity(self, chain: Inputs) -> object:
         return chain.graphs
@@ -45,11 +45,11 @@ class CompileStage(JobStage):
         return {"data": data_of(chain, self.name), "model": model}
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed:
-        return StageNeed(0.0, 0.0, 60 * assumed["compile_minutes"])
+        return StageNeed(0.0, 0.0, 60 * assumptions["compile_minutes"])
 
-    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, hf_config: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ("graphs", "compiled", "failed", "cached")
 
 

@@ -12,7 +12,7 @@ from smtrain.stages.base import (
     JobStage,
     StageNeed,
     conversion_need,
-    selected,
+    select_keys,
     weights_of,
 )
 
@@ -23,21 +23,21 @@ class ConvertStage(JobStage):
     """
 
     name = "convert"
-    after = "prepare"
+    follows = "prepare"
 
-    def needed(self, config: JobConfig, target: str) -> bool:
+    def is_needed(self, config: JobConfig, target: str) -> bool:
         return config.model.init != "scratch"
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return selected(config, "model.path", "model.weights", "parallel.tp", "parallel.pp")
+        return select_keys(config, "model.path", "model.weights", "parallel.tp", "parallel.pp")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         return {"model": chain.model(self.name)} | weights_of(chain.config)
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed:
-        return conversion_need(config, shape, assumed, times=2)
+        return conversion_need(config, shape, assumptions, times=2)
 
 
 STAGE = ConvertStage()

@@ -14,7 +14,7 @@ from smtrain.stages.base import (
     StageNeed,
     keeps_adapter,
     moving_seconds,
-    selected,
+    select_keys,
     weights_bytes,
 )
 from smtrain.stages.generate import loaded_memory
@@ -24,16 +24,16 @@ class EvaluateStage(JobStage):
     """Reads the exported model, the base model and the tasks' data; leaves evaluation.json."""
 
     name = "evaluate"
-    after = "generate"
+    follows = "generate"
     upstream = ("export",)
-    shared = False
+    is_shared = False
 
-    def needed(self, config: JobConfig, target: str) -> bool:
+    def is_needed(self, config: JobConfig, target: str) -> bool:
         return bool(config.evaluate.tasks)
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         template = ("model.chat_template_kwargs",) if config.evaluate.chat_template else ()
-        return selected(config, "model.path", *template, "evaluate")
+        return select_keys(config, "model.path", *template, "evaluate")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, base = chain.config, chain.model(self.name)
@@ -52,20 +52,20 @@ class EvaluateStage(JobStage):
         return channels
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed:
         weights = weights_bytes(config, shape)
         # One model after the other.
-        seconds = moving_seconds(weights, assumed, 2 if config.evaluate.base else 1)
-        merged = weights if config.train.adapter is not None else 0.0
+        seconds = moving_seconds(weights, assumptions, 2 if config.evaluate.base else 1)
+        merged_bytes = weights if config.train.adapter is not None else 0.0
         return StageNeed(
             loaded_memory(config, shape),
-            merged,
+            merged_bytes,
             seconds,
             left_out="the questions of evaluate.tasks",
         )
 
-    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, hf_config: Mapping[str, Any] | None) -> tuple[str, ...]:
         return tuple(name for task in config.evaluate.tasks for name in (task, f"{task}_base"))
 
 

@@ -13,7 +13,7 @@ from smtrain.stages.base import (
     StageNeed,
     checkpoint_uri,
     conversion_need,
-    selected,
+    select_keys,
     weights_of,
     with_export,
 )
@@ -23,12 +23,12 @@ class ExportStage(JobStage):
     """Reads the run's checkpoints and the model's folder; leaves a Hugging Face folder."""
 
     name = "export"
-    after = "train"
+    follows = "train"
     upstream = ("train",)
-    shared = False
+    is_shared = False
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return with_export(config, selected(config, "model.path"))
+        return with_export(config, select_keys(config, "model.path"))
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config = chain.config
@@ -44,9 +44,9 @@ class ExportStage(JobStage):
             }
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed:
-        return conversion_need(config, shape, assumed, times=2)
+        return conversion_need(config, shape, assumptions, times=2)
 
 
 STAGE = ExportStage()

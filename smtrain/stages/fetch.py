@@ -9,7 +9,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.uris import HUBS
-from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_need, selected
+from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_need, select_keys
 
 
 class FetchStage(JobStage):
@@ -17,11 +17,11 @@ class FetchStage(JobStage):
 
     name = "fetch"
 
-    def needed(self, config: JobConfig, target: str) -> bool:
+    def is_needed(self, config: JobConfig, target: str) -> bool:
         return config.model.path.startswith(HUBS)
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return selected(config, "model.path", "model.token", "model.weights")
+        return select_keys(config, "model.path", "model.token", "model.weights")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         path = chain.config.model.path
@@ -33,9 +33,9 @@ class FetchStage(JobStage):
         return {}
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed:
-        return conversion_need(config, shape, assumed, times=1)
+        return conversion_need(config, shape, assumptions, times=1)
 
 
 STAGE = FetchStage()

@@ -14,7 +14,7 @@ from smtrain.stages.base import (
     StageNeed,
     keeps_adapter,
     moving_seconds,
-    selected,
+    select_keys,
     weights_bytes,
     with_export,
 )
@@ -22,22 +22,22 @@ from smtrain.stages.base import (
 
 def loaded_memory(config: JobConfig, shape: ModelShape) -> float:
     """Bytes of memory of a process that holds all weights, and keys and values of one text."""
-    each = width(config.train.precision)
-    return PROCESS + weights_bytes(config, shape) + cache_of_shape(shape, each)
+    activation_width = width(config.train.precision)
+    return PROCESS + weights_bytes(config, shape) + cache_of_shape(shape, activation_width)
 
 
 class GenerateStage(JobStage):
     """Reads the exported model; leaves generation.json."""
 
     name = "generate"
-    after = "export"
+    follows = "export"
     upstream = ("export",)
-    shared = False
+    is_shared = False
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         template = ("model.chat_template_kwargs",) if config.train.objective != "pretrain" else ()
         return with_export(
-            config, selected(config, "model.path", *template, "generate", "train.objective")
+            config, select_keys(config, "model.path", *template, "generate", "train.objective")
         )
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
@@ -46,16 +46,16 @@ class GenerateStage(JobStage):
         return channels | ({"base": base} if keeps_adapter(chain.config) else {})
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed:
         weights = weights_bytes(config, shape)
         tokens = len(config.generate.prompts) * config.generate.max_new_tokens
         # Every token reads all weights once.
-        seconds = moving_seconds(weights, assumed, 1) + tokens * weights / (
-            assumed["generate_gb_per_s"] * 1e9
+        seconds = moving_seconds(weights, assumptions, 1) + tokens * weights / (
+            assumptions["generate_gb_per_s"] * 1e9
         )
-        merged = weights if config.train.adapter is not None else 0.0
-        return StageNeed(loaded_memory(config, shape), merged, seconds)
+        merged_bytes = weights if config.train.adapter is not None else 0.0
+        return StageNeed(loaded_memory(config, shape), merged_bytes, seconds)
 
 
 STAGE = GenerateStage()

@@ -17,7 +17,7 @@ from smtrain.stages.base import (
     JobStage,
     StageNeed,
     parts_uri,
-    selected,
+    select_keys,
 )
 
 SHARES = "SMTRAIN_SHARES"
@@ -28,15 +28,15 @@ class PrepareStage(JobStage):
     """Reads text and the model's tokenizer; leaves Megatron's indexed dataset and manifest.json."""
 
     name = "prepare"
-    after = "fetch"
+    follows = "fetch"
     resumable = True
 
-    def needed(self, config: JobConfig, target: str) -> bool:
+    def is_needed(self, config: JobConfig, target: str) -> bool:
         return not config.data.prepared
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         template = ("model.chat_template_kwargs",) if config.train.objective != "pretrain" else ()
-        kept = selected(
+        keys = select_keys(
             config,
             "model.path",
             "model.token",
@@ -45,15 +45,15 @@ class PrepareStage(JobStage):
             "train.seq_len",
             "train.objective",
         )
-        data = kept["data"]
+        data = keys["data"]
         # Weights are the loader's, another mixture of the same tokens, and so is the mask. The
         # bytes are the same for any number of machines.
         data["sources"] = [{"path": source["path"]} for source in data["sources"]]
         for key in ("document_mask", "machines", "ray_address", "spot"):
             del data[key]
         if config.train.validation and config.train.validation.selection:
-            kept["train"]["validation"] = config.train.validation.selection
-        return kept
+            keys["train"]["validation"] = config.train.validation.selection
+        return keys
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, model = chain.config, chain.model(self.name)
@@ -71,7 +71,7 @@ class PrepareStage(JobStage):
         }
 
     def resources(
-        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+        self, config: JobConfig, shape: ModelShape, assumptions: Mapping[str, float]
     ) -> StageNeed:
         return StageNeed(PROCESS + 4 * GIB, 0.0, START_S, reads_text=True)
 
@@ -79,16 +79,16 @@ class PrepareStage(JobStage):
         return config.data.machines
 
     def spot(self, config: JobConfig) -> bool:
-        return self.distributed(config) and config.data.spot
+        return self.is_distributed(config) and config.data.spot
 
-    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
-        return ("mb_per_s",) if self.distributed(config) else ()  # of each machine
+    def metrics(self, config: JobConfig, hf_config: Mapping[str, Any] | None) -> tuple[str, ...]:
+        return ("mb_per_s",) if self.is_distributed(config) else ()  # of each machine
 
     def extend(self, config: JobConfig, request: dict[str, Any]) -> None:
         # SageMaker syncs this folder while the job runs, so that a further attempt resumes from it.
         parts = parts_uri(config, request["TrainingJobName"])
         request["CheckpointConfig"] = {"S3Uri": parts, "LocalPath": CHECKPOINT_PATH}
-        if self.distributed(config) or config.data.ray_address:
+        if self.is_distributed(config) or config.data.ray_address:
             shares = f"{parts.rstrip('/')}-shares"  # not in the folder that every host gets whole
             request["Environment"] = {SHARES: shares} | request["Environment"]
 

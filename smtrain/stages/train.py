@@ -17,7 +17,7 @@ from smtrain.stages.base import (
     JobStage,
     checkpoint_uri,
     run_uri,
-    selected,
+    select_keys,
     weights_of,
 )
 
@@ -30,32 +30,32 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     """The keys of a stage that builds the model on the training mesh: `keys`, section train, and
     the machines.
     """
-    kept = selected(config, *keys, "parallel", "train")
-    train = kept["train"]
+    values = select_keys(config, *keys, "parallel", "train")
+    train = values["train"]
     for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
         del train[key]
     if config.model.rope is not None:
-        kept.setdefault("model", {})["rope"] = config.model.rope.model_dump(
+        values.setdefault("model", {})["rope"] = config.model.rope.model_dump(
             mode="json", exclude_none=True
         )
-    kept["parallel"]["dp"] = config.dp
-    kept["compute"] = {
+    values["parallel"]["dp"] = config.dp
+    values["compute"] = {
         "instance_count": config.compute.instance_count,
         "instance_type": config.compute.instance_type,
         "processes_per_instance": config.processes_per_instance,
     }
-    return kept
+    return values
 
 
 def data_of(chain: Inputs, stage: str) -> str:
     """s3:// prefix of the prepared data, which stage prepare may have written."""
-    prepared = chain.config.data.prepared
-    return f"{prepared.rstrip('/')}/" if prepared else chain.need(stage, "prepare")
+    dataset = chain.config.data.prepared
+    return f"{dataset.rstrip('/')}/" if dataset else chain.need(stage, "prepare")
 
 
-def _is_mixture(config: JobConfig, described: Mapping[str, Any] | None) -> bool:
+def _is_mixture(config: JobConfig, hf_config: Mapping[str, Any] | None) -> bool:
     """Whether the model has experts; without its config.json, whether the config says so."""
-    if described is None:
+    if hf_config is None:
         parallel, loss = config.parallel, config.train.aux_loss
         return (
             parallel.ep > 1
@@ -63,7 +63,7 @@ def _is_mixture(config: JobConfig, described: Mapping[str, Any] | None) -> bool:
             or loss is not None
             or config.train.aux_by_layer
         )
-    family = FAMILIES.get(text_part(described).get("model_type", ""))
+    family = FAMILIES.get(text_part(hf_config).get("model_type", ""))
     return family is not None and family.experts is not None
 
 
@@ -73,18 +73,18 @@ class TrainStage(JobStage):
     """
 
     name = "train"
-    after = "compile"
+    follows = "compile"
     upstream = ("prepare",)
-    accelerated = True
+    on_accelerators = True
     resumable = True
-    shared = False
+    is_shared = False
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         if config.own_command:
-            machines = selected(
+            machines = select_keys(
                 config, "compute.instance_count", "compute.image", "compute.environment"
             )
-            return selected(config, "name", "pai.command", "pai.code") | machines
+            return select_keys(config, "name", "pai.command", "pai.code") | machines
         model = ("model.path", "model.init", "model.weights")
         return train_keys(
             config, "name", *model, "data.sources", "data.document_mask", "checkpoint"
@@ -92,10 +92,10 @@ class TrainStage(JobStage):
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         if chain.config.own_command:
-            named = {"model": chain.config.model.path, "data": chain.config.data.prepared}
+            paths = {"model": chain.config.model.path, "data": chain.config.data.prepared}
             return {
                 name: f"{uri.rstrip('/')}/"
-                for name, uri in named.items()
+                for name, uri in paths.items()
                 if uri and not uri.startswith(HUBS)
             }
         model, data = chain.model(self.name), data_of(chain, self.name)
@@ -109,19 +109,19 @@ class TrainStage(JobStage):
     def machines(self, config: JobConfig) -> int:
         return config.compute.instance_count
 
-    def distributed(self, config: JobConfig) -> bool:
+    def is_distributed(self, config: JobConfig) -> bool:
         return True
 
     def spot(self, config: JobConfig) -> bool:
         return config.compute.spot
 
-    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, hf_config: Mapping[str, Any] | None) -> tuple[str, ...]:
         names: tuple[str, ...] = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
         pairs = config.train.objective == "dpo"
         names += ("param_norm",) if config.train.param_norm != "none" else ()
         names += ("batch",) if config.train.batch_ramp else ()
         names += PAIR_NUMBERS if pairs else ()
-        names += ROUTING_NUMBERS if _is_mixture(config, described) else ()
+        names += ROUTING_NUMBERS if _is_mixture(config, hf_config) else ()
         if config.train.validation and pairs:
             names += ("val_loss", "val_accuracy", "val_margins")
         elif config.train.validation:
@@ -132,7 +132,7 @@ class TrainStage(JobStage):
             )
         return names + (MACHINE_NUMBERS if config.track.machines else ())
 
-    def shown(self, config: JobConfig) -> dict[str, Any]:
+    def console_values(self, config: JobConfig) -> dict[str, Any]:
         parallel, train = config.parallel, config.train
         return {
             "tp": parallel.tp,
@@ -167,8 +167,8 @@ class TrainStage(JobStage):
         if compute.instance_group:
             group = {key: resources.pop(key) for key in ("InstanceType", "InstanceCount")}
             resources["InstanceGroups"] = [{**group, "InstanceGroupName": compute.instance_group}]
-        if tracked := variable(config.track):
-            request["Environment"] = {VARIABLE: tracked} | request["Environment"]
+        if tracking := variable(config.track):
+            request["Environment"] = {VARIABLE: tracking} | request["Environment"]
         if config.track.tensorboard == "live":
             request["TensorBoardOutputConfig"] = {
                 "LocalPath": TENSORBOARD_PATH,

@@ -12,7 +12,7 @@ from smtrain.client.config.load import Source
 from smtrain.client.findings import Report
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
-from smtrain.client.preflight.checks import before, report_on
+from smtrain.client.preflight.checks import report_on, require_launchable
 from smtrain.client.preflight.context import Check
 from smtrain.core.config import Stage
 from smtrain.core.public import public
@@ -78,10 +78,10 @@ def check(
         source,
         sections,
         stage=stage,
-        others=other_commands,
+        other_commands=other_commands,
         target=target,
         set_=set_,
-        more=RECORD_CHECKS,
+        extra_checks=RECORD_CHECKS,
     )
 
 
@@ -89,4 +89,4 @@ def look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     """Check a run before anything of it is started: show warnings, and raise `JobError` with all
     faults.
     """
-    before(chain, stages, say, RECORD_CHECKS)
+    require_launchable(chain, stages, say, RECORD_CHECKS)

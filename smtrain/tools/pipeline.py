@@ -67,7 +67,7 @@ def pipeline(
         name=name,
         upsert=upsert,
         start=start,
-        look_first=look_first if check else None,
+        precheck=look_first if check else None,
         target=target,
         say=say,
     )

@@ -103,7 +103,7 @@ def world_of(folder: Path, patch: Any) -> Iterator[World]:
     patch.setenv("HOME", str(folder))
     patch.chdir(folder)
     patch.setattr(
-        probing, "_measured", lambda *_: MachineEntry(**samples.BOX)
+        probing, "_measure", lambda *_: MachineEntry(**samples.BOX)
     )  # it would take seconds of a case
     with offline(folder, patch):
         try:

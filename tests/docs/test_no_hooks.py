@@ -63,7 +63,9 @@ def test_no_import_changes_a_table_of_another_module() -> None:
 
 def test_whatever_starts_jobs_makes_the_same_checks_first(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[str]] = []
-    monkeypatch.setattr(check, "before", lambda chain, stages, say, more: made.append([*more]))
+    monkeypatch.setattr(
+        check, "require_launchable", lambda chain, stages, say, more: made.append([*more])
+    )
 
     def started(*_: Any, look_first: Any, **__: Any) -> None:
         look_first(None, [], print)

@@ -74,7 +74,7 @@ def test_every_stage_has_an_entry_script_and_says_what_it_runs_on() -> None:
         stage = stage_named(name)
         assert (ROOT / f"entrypoints/{name}.py").is_file()
         assert stage.name == name
-        assert stage.accelerated == (name in ("compile", "train"))
+        assert stage.on_accelerators == (name in ("compile", "train"))
         assert stage.resumable == (name in ("prepare", "train"))
 
 

@@ -71,7 +71,7 @@ def _machine(name: str, gib: float, tflops: float) -> Any:
         link_gbs=None,
         host_memory_gib=128.0,
     )
-    return Machine.described("this card", 1, entry)
+    return Machine.from_entry("this card", 1, entry)
 
 
 def plan_figures(work: Line, device: Line, toy: bool) -> Line:
@@ -91,10 +91,10 @@ def plan_figures(work: Line, device: Line, toy: bool) -> Line:
         work["S"],
         work["B"],
         "bf16",
-        apart=bool(work.get("apart")),
+        separates_documents=bool(work.get("apart")),
         varlen=True,
         lora=lora,
-        compiled=bool(work.get("compiled")),
+        is_compiled=bool(work.get("compiled")),
         deterministic=bool(work.get("deterministic")),
         document=work.get("attended"),
     )

@@ -71,9 +71,9 @@ def draft(
     faults: list[str] = []
     for text in set_:
         faults += _assign(raw, text)
-    known = get_args(JobConfig.model_fields["target"].annotation)
+    targets = get_args(JobConfig.model_fields["target"].annotation)
     if target is not None and raw.get("target", target) in (
-        *known,
+        *targets,
         target,
     ):  # a wrong target stays, to be reported
         raw["target"] = target
@@ -82,12 +82,12 @@ def draft(
             [" ".join(fault.splitlines()) for fault in wrong[:_MOST_FAULTS]],
             code="config.wrong_value",
         )
-    _place_elsewhere(raw)
+    _mark_remote_paths(raw)
     auto = raw.get("parallel") == "auto"
-    config, removed, more = _validate(
+    config, removed_keys, validation_faults = _validate(
         {key: value for key, value in raw.items() if not auto or key != "parallel"}
     )
-    return Draft(config, faults + more, removed, auto)
+    return Draft(config, faults + validation_faults, removed_keys, auto)
 
 
 def faults_of(config: JobConfig, left_out: set[str], *, shape_alone: bool = False) -> Iterator[str]:
@@ -115,25 +115,27 @@ def _read(source: Source | None) -> dict[str, Any]:
             "the config file is an empty name; name a YAML file", code="config.unreadable"
         )
     path = Path(source)
-    loaded = read_yaml(path)
-    if loaded is None:
+    content = read_yaml(path)
+    if content is None:
         raise ConfigError(
             f"{path}: is empty; a config needs at least model.path", code="config.unreadable"
         )
-    if not isinstance(loaded, dict):
+    if not isinstance(content, dict):
         raise ConfigError(
             f"{path}: must hold keys and values at the top, not"
-            f" {with_article(type(loaded).__name__)}",
+            f" {with_article(type(content).__name__)}",
             code="config.unreadable",
         )
-    if loaded and not loaded.keys() & JobConfig.model_fields.keys():
-        known = ", ".join(JobConfig.model_fields)
-        near = [meant_key for key in loaded if (meant_key := key_meant(JobConfig, str(key)))]
-        hint = f"did you mean {near[0]}?" if near else "is this the file you meant?"
+    if content and not content.keys() & JobConfig.model_fields.keys():
+        key_names = ", ".join(JobConfig.model_fields)
+        suggestions = [
+            meant_key for key in content if (meant_key := key_meant(JobConfig, str(key)))
+        ]
+        hint = f"did you mean {suggestions[0]}?" if suggestions else "is this the file you meant?"
         raise ConfigError(
-            f"{path}: holds no key of a config ({known}); {hint}", code="config.unreadable"
+            f"{path}: holds no key of a config ({key_names}); {hint}", code="config.unreadable"
         )
-    return _absolute(loaded, path.resolve().parent)
+    return _absolute(content, path.resolve().parent)
 
 
 def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
@@ -142,7 +144,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     Raises `ConfigError` for what no file of settings can hold: a value that contains itself, a key
     of another type than text, a number of a hundred digits.
     """
-    where = f"{key}: " if key else ""
+    key_prefix = f"{key}: " if key else ""
     if depth > MOST_DEPTH:
         raise ConfigError(
             f"{format_value(key)}: its values are nested too deeply, or it holds itself; give plain"
@@ -156,7 +158,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
         for name, item in value.items():
             if not isinstance(name, str | int | float | NoneType):
                 raise ConfigError(
-                    f"{where}the key {format_value(repr(name))} is {with_article(type(name).__name__)}; a"
+                    f"{key_prefix}the key {format_value(repr(name))} is {with_article(type(name).__name__)}; a"
                     " key is text",
                     code="config.wrong_value",
                 )
@@ -166,7 +168,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
         return [_plain(item, key, depth + 1) for item in value]
     if isinstance(value, int) and abs(value) >= _LARGEST:
         raise ConfigError(
-            f"{where}a number has over {_DIGITS} digits; give a smaller one",
+            f"{key_prefix}a number has over {_DIGITS} digits; give a smaller one",
             code="config.wrong_value",
         )
     return str(value) if isinstance(value, Path) else value
@@ -197,9 +199,9 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
         value = mapping.get(field) if isinstance(mapping, dict) else None
         if not isinstance(value, str):
             continue
-        encoded = value.encode("utf-8", "surrogatepass")
-        if len(encoded) > _LONGEST_PATH or any(
-            len(part) > _LONGEST_NAME for part in encoded.split(b"/")
+        path_bytes = value.encode("utf-8", "surrogatepass")
+        if len(path_bytes) > _LONGEST_PATH or any(
+            len(part) > _LONGEST_NAME for part in path_bytes.split(b"/")
         ):
             section = next((f"{name}." for name, section in raw.items() if section is mapping), "")
             yield (
@@ -236,7 +238,7 @@ def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
     return raw
 
 
-def _place_elsewhere(raw: dict[str, Any]) -> None:
+def _mark_remote_paths(raw: dict[str, Any]) -> None:
     """Make file:// URIs of absolute paths that the jobs see and this machine does not: those that
     do not exist here, if the target's section names a host to reach by ssh, which checks them
     later; and those below a mount of `data`.
@@ -246,16 +248,20 @@ def _place_elsewhere(raw: dict[str, Any]) -> None:
     if not isinstance(section, dict):
         return
     mounts = section.get("data")
-    listed = mounts if isinstance(mounts, (list, tuple)) else ()  # another type is refused later
+    mount_list = (
+        mounts if isinstance(mounts, (list, tuple)) else ()
+    )  # another type is refused later
     folders = [
-        one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)
+        mount["path"]
+        for mount in mount_list
+        if isinstance(mount, dict) and isinstance(mount.get("path"), str)
     ]
     for mapping, field in _paths(raw):
         value = mapping.get(field) if isinstance(mapping, dict) else None
         if not (isinstance(mapping, dict) and isinstance(value, str) and value.startswith("/")):
             continue
-        mounted = any(f"{value}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
-        if mounted or (
+        is_mounted = any(f"{value}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
+        if is_mounted or (
             section.get("host") and not glob.has_magic(value) and not Path(value).exists()
         ):
             mapping[field] = "file://" + value.rstrip("/")
@@ -274,8 +280,8 @@ def _home_of(text: str) -> Path:
         return Path(text)
 
 
-def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
+def _merge(into: dict[str, Any], section: Mapping[str, Any]) -> None:
+    for key, value in section.items():
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:
@@ -284,24 +290,24 @@ def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 def _assign(raw: dict[str, Any], text: str) -> list[str]:
     try:
-        parts, value = assigned(text)
+        parts, value = parse_assignment(text)
     except ConfigError as error:
         return [f"--set {fault}" for fault in error.faults]
-    here = raw
+    node = raw
     for part in parts[:-1]:
-        child = here.setdefault(part, {})
+        child = node.setdefault(part, {})
         if not isinstance(child, dict):
             return [
                 f"--set {format_value(text)}: {part} holds a value, not keys; leave out what follows it,"
                 f" or set {part} itself"
             ]
-        here = child
-    here[parts[-1]] = value
+        node = child
+    node[parts[-1]] = value
     _absolute(raw, Path.cwd())
     return []
 
 
-def assigned(text: str) -> tuple[list[str], Any]:
+def parse_assignment(text: str) -> tuple[list[str], Any]:
     """The parts of the key and the value in `a.b=value`. Raises `ConfigError` for other text."""
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
@@ -316,15 +322,15 @@ def assigned(text: str) -> tuple[list[str], Any]:
         )
     text_key = _is_text(parts)
     try:
-        parsed = parse(value)
+        parsed_value = parse(value)
     except YamlError as error:
         fault = placeholder_fault([value]) or (
             "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.message
         )
         if fault:
             raise ConfigError(hide(f"{format_value(text)}: {fault}")) from None
-        parsed = value
-    return parts, value if isinstance(parsed, int | float) and text_key else parsed
+        parsed_value = value
+    return parts, value if isinstance(parsed_value, int | float) and text_key else parsed_value
 
 
 def _is_text(parts: list[str]) -> bool:
@@ -345,30 +351,30 @@ def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str
     the rest.
     """
     raw = json.loads(json.dumps(raw, default=str))
-    removed: set[str] = set()
+    removed_keys: set[str] = set()
     faults: list[str] = []
     for _ in range(3):
         try:
-            return JobConfig.model_validate(raw), removed, faults
+            return JobConfig.model_validate(raw), removed_keys, faults
         except ValidationError as error:
             for number, detail in enumerate(error.errors()):
                 loc, key = key_of(detail)
                 if number >= _MOST_FAULTS:
                     _drop(raw, loc)
                     continue
-                if key not in removed:
+                if key not in removed_keys:
                     faults.append(sentence_of(JobConfig, key, detail))
-                removed.add(key)
+                removed_keys.add(key)
                 _drop(raw, loc)
                 if detail["type"] == "missing" and key in ("model", "model.path"):
                     raw["model"] = {**(raw.get("model") or {}), "path": "demo://tiny-llama"}
-                    removed.add("model.path")
-    return None, removed, faults
+                    removed_keys.add("model.path")
+    return None, removed_keys, faults
 
 
 def _drop(raw: dict[str, Any], loc: list[str]) -> None:
-    here: Any = raw
+    node: Any = raw
     for part in loc[:-1]:
-        here = here.get(part) if isinstance(here, dict) else None
-    if isinstance(here, dict) and loc:
-        here.pop(loc[-1], None)
+        node = node.get(part) if isinstance(node, dict) else None
+    if isinstance(node, dict) and loc:
+        node.pop(loc[-1], None)

@@ -23,7 +23,7 @@ from smtrain.core.files import read_object
 from smtrain.core.model.hf_config import positions_named
 from smtrain.core.targets import TARGETS
 
-HERE = "here"
+THIS_MACHINE = "here"
 _MACHINES = re.compile(r"(ml\.[a-z0-9-]+\.[a-z0-9]+)(?:[:x](\d{1,5}))?")
 _WIDTH = 100
 
@@ -41,12 +41,12 @@ class Machines:
         """Parse `here`, `ml.trn1.32xlarge` or `ml.trn1.32xlarge:2`; raises `ConfigError` for other
         text.
         """
-        if text.strip().lower() in (HERE, "local", ""):
+        if text.strip().lower() in (THIS_MACHINE, "local", ""):
             return cls(None)
         match = _MACHINES.fullmatch(text.strip())
         if not match or match[2] == "0":
             raise ConfigError(
-                f"machines: got {text!r}; say {HERE}, or an instance type and how many: "
+                f"machines: got {text!r}; say {THIS_MACHINE}, or an instance type and how many: "
                 "ml.trn1.32xlarge:2",
                 code="config.wrong_value",
             )
@@ -57,41 +57,41 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
     """The keys of the config, without those that should follow the machines: the engine and, if the
     planner knows model and machines (`mesh`), mesh and batch.
     """
-    here, row = machines.instance_type is None, instance(machines.instance_type or "") or {}
+    is_local, row = machines.instance_type is None, instance(machines.instance_type or "") or {}
     cores = row.get("cores", 1)
     tp = torus_chip(machines.instance_type or "", row.get("logical_cores", 1)) or min(8, cores)
-    guessed: dict[str, Any] = {}
+    planned_values: dict[str, Any] = {}
     batch: dict[str, int] = {}
-    if here:
+    if is_local:
         batch = {"global_batch_size": 4}
     elif not (mesh and row):
         copies = machines.count * cores // (tp if row else 1)
         batch = {"global_batch_size": -(-64 // copies) * copies}
     if row and not mesh:
-        guessed = {
+        planned_values = {
             "parallel": {"tp": tp, "sequence_parallel": tp > 1, "activation_checkpointing": "full"}
         }
-    length = min(512 if here else 4096, _positions(model))
+    length = min(512 if is_local else 4096, _positions(model))
     compute: dict[str, Any] = {
         "instance_type": machines.instance_type,
         "instance_count": machines.count,
     }
     return {
         "name": name_of(model),
-        "target": "local" if here else "aws",
+        "target": "local" if is_local else "aws",
         "model": {"path": model},
         "data": {"path": data},
-        **guessed,
+        **planned_values,
         "train": {
-            "steps": 100 if here else 1000,
+            "steps": 100 if is_local else 1000,
             **batch,
             "seq_len": length,
             "lr": 1e-4,
             "warmup_steps": 0.1,
-            "precision": "fp32" if here else "bf16",
-            "save_interval": 50 if here else 100,
+            "precision": "fp32" if is_local else "bf16",
+            "save_interval": 50 if is_local else 100,
         },
-        **({} if here else {"compute": {**compute, "max_run": "1d"}}),
+        **({} if is_local else {"compute": {**compute, "max_run": "1d"}}),
     }
 
 
@@ -108,7 +108,7 @@ def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) ->
         ]
     lines += [""]
     for key, value in content.items():
-        lines += _described(JobConfig, key, "")
+        lines += _comment_lines(JobConfig, key, "")
         if not isinstance(value, dict):
             lines += [f"{key}: {_scalar(value)}", ""]
             continue
@@ -117,11 +117,11 @@ def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) ->
         assert isinstance(section, type)
         assert issubclass(section, BaseModel)
         for field, inner in value.items():
-            lines += [*_described(section, field, "  "), f"  {field}: {_scalar(inner)}"]
+            lines += [*_comment_lines(section, field, "  "), f"  {field}: {_scalar(inner)}"]
         for open_key, example in left_open.items():
             if open_key.startswith(f"{key}."):
                 field = open_key.removeprefix(f"{key}.")
-                lines += [*_described(section, field, "  "), f"  # {field}: {example}"]
+                lines += [*_comment_lines(section, field, "  "), f"  # {field}: {example}"]
         lines.append("")
     return "\n".join(lines)
 
@@ -135,13 +135,13 @@ def name_of(model: str) -> str:
 def _positions(model: str) -> int:
     """The longest sequence of a local or published model; unlimited if unknown."""
     try:
-        described = read_object(Path(model).expanduser() / "config.json")
-        return positions_named(described) or 1 << 30
+        hf_config = read_object(Path(model).expanduser() / "config.json")
+        return positions_named(hf_config) or 1 << 30
     except (OSError, ValueError, AttributeError):
         return 512 if model.startswith("demo://") else positions(model) or 1 << 30
 
 
-def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:
+def _comment_lines(section: type[BaseModel], field: str, indent: str) -> list[str]:
     # a wheel has no docs folder
     text = re.sub(r" \(docs/[^)]*\)", "", " ".join(descriptions(section)[field].split()))
     return textwrap.wrap(

@@ -37,7 +37,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-def _instead(key: str) -> str:
+def _use_key(key: str) -> str:
     return f"another key says this; set {key}"
 
 
@@ -47,7 +47,7 @@ _NOTHING_RUNS = "no job would run; leave it out"
 _WORDS = "status and logs read Slurm's words in the job's folder; leave it out"
 _FOUND_BY_NAME = "the job is found by its name; leave it out"
 _ENDS_TOGETHER = "the other nodes must end when one has failed; leave it out"
-_SHARED = {
+_SHARED_OPTIONS = {
     "array": _ONE_JOB,
     "clusters": (
         "a job is looked for on its head node's own cluster; name the other cluster's in"
@@ -57,22 +57,22 @@ _SHARED = {
     "output": _WORDS,
     "error": _WORDS,
     **{
-        name: _instead(f"cluster.{name}")
+        name: _use_key(f"cluster.{name}")
         for name in ("account", "constraint", "container", "partition", "qos")
     },
-    **{name: _instead(f"cluster.{name}") for name in ("reservation", "time")},
-    "nodes": _instead("compute.instance_count"),
+    **{name: _use_key(f"cluster.{name}") for name in ("reservation", "time")},
+    "nodes": _use_key("compute.instance_count"),
     **dict.fromkeys(
         ("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu"),
         _ONE_TASK,
     ),
     **dict.fromkeys(("help", "usage", "version", "test-only"), _NOTHING_RUNS),
 }
-_REFUSED: Mapping[str, Mapping[str, str]] = {
+_REFUSED_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "sbatch": {
-        **_SHARED,
+        **_SHARED_OPTIONS,
         "open-mode": _WORDS,
-        "signal": _instead("cluster.save_before"),
+        "signal": _use_key("cluster.save_before"),
         "no-requeue": "a job requeues itself after its time limit and a lost node; leave it out",
         "wait": "sbatch would not return before the job's end; leave it out, and run with --wait",
         "wrap": "the script of the stage is what runs; put lines of yours into cluster.setup",
@@ -84,7 +84,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "srun": {
-        **_SHARED,
+        **_SHARED_OPTIONS,
         "export": (
             "the stage needs all that its script exports; name variables in cluster.sbatch, as in"
             " --export=NAME"
@@ -120,30 +120,33 @@ def options_of(words: Iterable[str]) -> tuple[str, ...]:
 def option_faults(words: Iterable[str], program: str) -> Iterator[str]:
     """Options that sbatch or srun cannot take from a script, or that would break the stage."""
     for option in options_of(words):
-        shown = option if len(option) <= 60 else f"{option[:57]}..."
+        option_text = option if len(option) <= 60 else f"{option[:57]}..."
         if _CONTROL.search(option):
             yield (
-                f"{shown!r} holds a line break or another control character; write its value in one"
+                f"{option_text!r} holds a line break or another control character; write its value in one"
                 " line"
             )
         elif not re.match(r"--\w|-\w", option):
             yield (
-                f"{shown!r} is not an option of {program}; write option and value as one item, as"
+                f"{option_text!r} is not an option of {program}; write option and value as one item, as"
                 " in --comment=text"
             )
         else:
-            yield from (f"{shown}: {why}" for why in dict.fromkeys(_broken(option, program)))
+            yield from (
+                f"{option_text}: {reason}"
+                for reason in dict.fromkeys(_break_reasons(option, program))
+            )
 
 
-def _broken(option: str, program: str) -> Iterator[str]:
+def _break_reasons(option: str, program: str) -> Iterator[str]:
     """Reasons why an option would break the stage."""
-    refused = _REFUSED[program]
+    reasons = _REFUSED_OPTIONS[program]
     for name in _names(option, program):
-        known = [full for full in refused if full == name] or [
-            full for full in refused if full.startswith(name)
+        matches = [full for full in reasons if full == name] or [
+            full for full in reasons if full.startswith(name)
         ]
-        if known and not (program == "sbatch" and name == "export"):
-            yield refused[known[0]]
+        if matches and not (program == "sbatch" and name == "export"):
+            yield reasons[matches[0]]
     if program == "sbatch":
         yield from Exported.of([option]).faults
 
@@ -164,7 +167,7 @@ def _names(option: str, program: str) -> list[str]:
 class Exported:
     """The variables that `--export` in cluster.sbatch adds to the environment of a job."""
 
-    everything: bool = False
+    all_variables: bool = False
     """ALL: the whole environment of the shell that submits."""
     names: tuple[str, ...] = ()
     """Variables of the shell that submits."""
@@ -175,17 +178,22 @@ class Exported:
     @classmethod
     def of(cls, words: Iterable[str]) -> Exported:
         """Parse the options of sbatch; NONE and NIL add nothing."""
-        everything, names, values, faults = False, list[str](), list[tuple[str, str]](), list[str]()
+        all_variables, names, values, faults = (
+            False,
+            list[str](),
+            list[tuple[str, str]](),
+            list[str](),
+        )
         for option in options_of(words):
             if not is_export(option):
                 continue
-            exported = option.partition("=")[2]
-            if not exported:
+            exported_names = option.partition("=")[2]
+            if not exported_names:
                 faults.append("names no variable; write --export=NAME, or leave it out")
-            for part in filter(None, exported.split(",")):
+            for part in filter(None, exported_names.split(",")):
                 name, equals, value = part.partition("=")
                 if part.upper() == "ALL":
-                    everything = True
+                    all_variables = True
                 elif part.upper() in ("NONE", "NIL"):
                     continue
                 elif not _VARIABLE.fullmatch(name) or set(value) & set("'\""):
@@ -197,7 +205,7 @@ class Exported:
                     values.append((name, value))
                 else:
                     names.append(name)
-        return cls(everything, tuple(names), tuple(values), tuple(faults))
+        return cls(all_variables, tuple(names), tuple(values), tuple(faults))
 
 
 def is_export(option: str) -> bool:

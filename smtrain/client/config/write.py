@@ -20,19 +20,19 @@ def with_value(text: str, keys: Sequence[str], value: Any) -> str:
     Raises `ConfigError` if the text cannot be changed without changing something else, as with
     anchors and aliases.
     """
-    wanted = parse(text) or {}
-    here = wanted
+    expected = parse(text) or {}
+    section = expected
     for key in keys[:-1]:
-        if here.get(key) is None:
-            here[key] = {}
-        here = here[key]
-        if not isinstance(here, dict):
+        if section.get(key) is None:
+            section[key] = {}
+        section = section[key]
+        if not isinstance(section, dict):
             raise _by_hand(keys, f"{key} holds a value, not keys")
-    here[keys[-1]] = value
+    section[keys[-1]] = value
     try:
-        changed = _changed(text, list(keys), value)
-        if parse(changed) == wanted:
-            return changed
+        new_text = _replace_value(text, list(keys), value)
+        if parse(new_text) == expected:
+            return new_text
     except (YamlError, yaml.YAMLError):  # the latter for JSON with tabs, which is no YAML
         pass
     raise _by_hand(keys, "the file is written in a way that cannot be changed safely")
@@ -44,38 +44,40 @@ def _by_hand(keys: Sequence[str], reason: str) -> ConfigError:
     )
 
 
-def _changed(text: str, keys: list[str], value: Any) -> str:
+def _replace_value(text: str, keys: list[str], value: Any) -> str:
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     if node is None or not isinstance(node, yaml.MappingNode):
         return _with_block(text, len(text), keys, value, 0)
     for depth, key in enumerate(keys):
-        found = next((pair for pair in node.value if getattr(pair[0], "value", None) == key), None)
-        if found is None:
-            return _inserted(text, node, keys[depth:], value)
-        node = found[1]
+        key_and_value = next(
+            (pair for pair in node.value if getattr(pair[0], "value", None) == key), None
+        )
+        if key_and_value is None:
+            return _insert_keys(text, node, keys[depth:], value)
+        node = key_and_value[1]
         if depth == len(keys) - 1 or not isinstance(node, yaml.MappingNode):
             start, between = (
                 node.start_mark.index,
-                text[found[0].end_mark.index : node.start_mark.index],
+                text[key_and_value[0].end_mark.index : node.start_mark.index],
             )
             if "\n" in between and "#" not in between:  # a block below its key
-                start = found[0].end_mark.index + between.index(":") + 1
+                start = key_and_value[0].end_mark.index + between.index(":") + 1
             # An empty value has no place in the text: it ends at its key's colon.
             gap = "" if text[start - 1].isspace() else " "
             end = _end(text, node)
             gap_after = _line_end(text) if text[start:end].endswith("\n") else ""  # a block of text
-            rest = _flow(_nested(keys[depth + 1 :], value)) + gap_after
-            return text[:start] + gap + rest + text[end:]
+            new_value = _flow(_nest(keys[depth + 1 :], value)) + gap_after
+            return text[:start] + gap + new_value + text[end:]
     return text
 
 
-def _inserted(text: str, node: Any, keys: list[str], value: Any) -> str:
+def _insert_keys(text: str, node: Any, keys: list[str], value: Any) -> str:
     """The text with new keys as the last of a mapping."""
     if node.flow_style:
         at = node.end_mark.index - 1
-        before = text[:at].rstrip()
-        comma = "" if before.endswith("{") else " " if before.endswith(",") else ", "
-        return f"{before}{comma}{_flow(_nested(keys, value))[1:-1]}{text[at:]}"
+        text_before = text[:at].rstrip()
+        comma = "" if text_before.endswith("{") else " " if text_before.endswith(",") else ", "
+        return f"{text_before}{comma}{_flow(_nest(keys, value))[1:-1]}{text[at:]}"
     if not node.value:
         return text
     first, (_, last) = node.value[0][0], node.value[-1]
@@ -99,15 +101,15 @@ def _with_block(text: str, at: int, keys: list[str], value: Any, indent: int) ->
     """
     end = _line_end(text)
     lines = [f"{' ' * (indent + 2 * depth)}{key}:" for depth, key in enumerate(keys)]
-    before = end if at and text[at - 1] != "\n" else ""
-    return text[:at] + before + end.join(lines) + f" {_flow(value)}{end}" + text[at:]
+    line_break = end if at and text[at - 1] != "\n" else ""
+    return text[:at] + line_break + end.join(lines) + f" {_flow(value)}{end}" + text[at:]
 
 
 def _line_end(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def _nested(keys: list[str], value: Any) -> Any:
+def _nest(keys: list[str], value: Any) -> Any:
     for key in reversed(keys):
         value = {key: value}
     return value

@@ -16,20 +16,20 @@ _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def read_yaml(
-    path: Path, what: str = "config", remedy: str = "name the YAML file of the config"
+    path: Path, subject: str = "config", remedy: str = "name the YAML file of the config"
 ) -> Any:
     """The value of a YAML file; None for an empty one.
 
     Args:
         path: The file, in UTF-8, of at most `MOST_BYTES`.
-        what: The contents of the file, for sentences.
+        subject: The contents of the file, for sentences.
         remedy: The remedy for a file of another kind, as an imperative.
 
     Raises:
         ConfigError: It does not exist, cannot be read, or is not YAML that settings can use; with
             line and key.
     """
-    text = read_settings(path, what, remedy)
+    text = read_settings(path, subject, remedy)
     try:
         return parse(text)
     except YamlError as error:
@@ -38,9 +38,9 @@ def read_yaml(
         ) from None
 
 
-def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
+def read_toml(path: Path, subject: str, remedy: str) -> dict[str, Any]:
     """The tables of a TOML file. Raises `ConfigError` as `read_yaml` does."""
-    text = read_settings(path, what, remedy)
+    text = read_settings(path, subject, remedy)
     try:
         return parse_toml(text)
     except RecursionError:
@@ -50,12 +50,12 @@ def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ConfigError(
-            f"{path}: {what} cannot be read ({hide(first_line(error))}); it must be TOML",
+            f"{path}: {subject} cannot be read ({hide(first_line(error))}); it must be TOML",
             code="config.unreadable",
         ) from None
 
 
-def read_settings(path: Path, what: str, remedy: str) -> str:
+def read_settings(path: Path, subject: str, remedy: str) -> str:
     """The text of a file of settings.
 
     Raises `ConfigError` if it does not exist, is too long or not UTF-8.
@@ -64,16 +64,17 @@ def read_settings(path: Path, what: str, remedy: str) -> str:
         with open_named(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        if what == "config" and isinstance(error, FileNotFoundError):
+        if subject == "config" and isinstance(error, FileNotFoundError):
             raise ConfigError(
                 f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}`"
                 " writes one",
                 code="config.unreadable",
             ) from None
-        why = "it is a folder" if path.is_dir() else error.strerror or first_line(error)
-        near = near_path(path) if isinstance(error, FileNotFoundError) else ""
+        reason = "it is a folder" if path.is_dir() else error.strerror or first_line(error)
+        suggestion = near_path(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
-            f"{path}: {what} cannot be read ({why}); {near}{remedy}", code="config.unreadable"
+            f"{path}: {subject} cannot be read ({reason}); {suggestion}{remedy}",
+            code="config.unreadable",
         ) from None
     except ValueError:
         raise ConfigError(
@@ -84,7 +85,7 @@ def read_settings(path: Path, what: str, remedy: str) -> str:
             f"{path}: is larger than {MOST_BYTES >> 20} MiB, too large for settings; {remedy}",
             code="config.unreadable",
         )
-    return decoded(content, str(path), remedy)
+    return decode_text(content, str(path), remedy)
 
 
 def _new_name(path: Path) -> str:
@@ -92,16 +93,16 @@ def _new_name(path: Path) -> str:
     return f" {path}" if path.suffix in (".yaml", ".yml") and path.parent.is_dir() else ""
 
 
-def decoded(content: bytes, name: str, remedy: str) -> str:
+def decode_text(content: bytes, name: str, remedy: str) -> str:
     """Decode UTF-8. Raises `ConfigError`, with the line, for other bytes."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
     if kind := _MARKS.get(content[:2]):
-        seen = f"it begins as {kind} does; save it as UTF-8, or {remedy}"
+        hint = f"it begins as {kind} does; save it as UTF-8, or {remedy}"
     elif b"\0" in content:
-        seen = remedy
+        hint = remedy
     else:
-        seen = f"line {line} holds the byte 0x{byte:02x}, which is not UTF-8; save it as UTF-8"
-    raise ConfigError(f"{name}: is not a text file; {seen}", code="config.unreadable")
+        hint = f"line {line} holds the byte 0x{byte:02x}, which is not UTF-8; save it as UTF-8"
+    raise ConfigError(f"{name}: is not a text file; {hint}", code="config.unreadable")

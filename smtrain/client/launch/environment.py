@@ -31,7 +31,7 @@ def environment(
     """
     variables = {"PYTHONUNBUFFERED": "1"}
     row = None if is_here(config) else _machine(config)
-    if not stage_named(stage).accelerated:
+    if not stage_named(stage).on_accelerators:
         row = None
     if row and is_gpu(config.compute.instance_type):
         variables |= _nccl(row)

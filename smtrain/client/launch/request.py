@@ -53,7 +53,7 @@ def create_training_job(
     compute, job_stage = config.compute, stage_named(stage)
     image = image_of(config)
     instance_type = machine_for(config, stage, model_config)
-    if is_own(config) and job_stage.accelerated:  # the API takes names of AWS only
+    if is_own(config) and job_stage.on_accelerators:  # the API takes names of AWS only
         instance_type = type(compute).model_fields["instance_type"].default
     request: dict[str, Any] = {
         "TrainingJobName": job_name,
@@ -69,7 +69,8 @@ def create_training_job(
             ],
         },
         "HyperParameters": {
-            key: str(value) for key, value in {"stage": stage, **job_stage.shown(config)}.items()
+            key: str(value)
+            for key, value in {"stage": stage, **job_stage.console_values(config)}.items()
         },
         "InputDataConfig": [
             *(_channel(name, uri, "FastFile") for name, uri in sorted(inputs.items())),
@@ -107,7 +108,7 @@ def create_training_job(
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = (
             compute.max_wait or 2 * compute.max_run
         )
-    if job_stage.distributed(config) and config.network.encrypt_inter_container_traffic:
+    if job_stage.is_distributed(config) and config.network.encrypt_inter_container_traffic:
         request["EnableInterContainerTrafficEncryption"] = True
     if compute.retries and job_stage.resumable:
         request["RetryStrategy"] = {"MaximumRetryAttempts": compute.retries}

@@ -22,7 +22,7 @@ from smtrain.client.planner.throughput import (
     EXPERTS,
     MATURE,
     Coefficients,
-    stand_in,
+    reference_chip,
     step_time,
 )
 from smtrain.core.errors import ConfigError
@@ -51,9 +51,9 @@ _EXPERT_PRIORS = ((1.5, 0.5), (8e-4, 0.7), (1.0, 0.5))
 Priors = tuple[tuple[float, float], ...]
 # the same for TorchNeuron: 0.1 to 10 times, as beta users reported 1 to 4 % of peak
 # (docs/trainium.md)
-UNTRIED = 2.3
-NEAR = 1.5  # doublings up to which a published run counts as near
-UNCALIBRATED = (
+UNPUBLISHED_ENGINE_WIDTH = 2.3
+NEAR_DOUBLINGS = 1.5  # doublings up to which a published run counts as near
+MIN_UNCALIBRATED_WIDTH = (
     0.6  # half-width in log of the interval if no published run is near: 0.55 to 1.8 times
 )
 
@@ -150,7 +150,7 @@ class PublishedRun:
         return f"{self.model} tp {self.mesh.tp} pp {self.mesh.pp} on {hosts}, {self.date}"
 
 
-def predicted(run: PublishedRun, k: Coefficients) -> float:
+def predict_speed(run: PublishedRun, k: Coefficients) -> float:
     """Predict the sequences per second of a published run, with the software of its time: no run is
     engine native's.
     """
@@ -161,7 +161,7 @@ def predicted(run: PublishedRun, k: Coefficients) -> float:
 
 
 @cache
-def published() -> tuple[PublishedRun, ...]:
+def published_runs() -> tuple[PublishedRun, ...]:
     """The runs of core/facts/throughput.toml, without those marked as misprints."""
     return tuple(
         PublishedRun.of(row) for row in table("throughput")["runs"] if "excluded" not in row
@@ -169,7 +169,7 @@ def published() -> tuple[PublishedRun, ...]:
 
 
 @cache
-def published_on_gpus(chip: str | None = None) -> tuple[PublishedRun, ...]:
+def published_gpu_runs(chip: str | None = None) -> tuple[PublishedRun, ...]:
     """The same for runs on GPUs; with `chip`, only those on that chip."""
     rows = (row for row in table("throughput_gpu")["runs"] if "excluded" not in row)
     runs = tuple(PublishedRun.on_gpus(row) for row in rows)
@@ -198,7 +198,7 @@ def fit(
     base, names = start, DENSE
     if runs[0].work.shape.experts is not None:
         base, names, priors = (
-            start or Coefficients.fitted(runs[0].machine),
+            start or Coefficients.for_machine(runs[0].machine),
             EXPERTS,
             priors or _EXPERT_PRIORS,
         )
@@ -206,33 +206,35 @@ def fit(
     x = [log(getattr(start, n)) for n in names] if start else [log(median) for median, _ in priors]
 
     def coefficients(x: Sequence[float]) -> Coefficients:
-        found: dict[str, Any] = {name: exp(v) for name, v in zip(names, x, strict=True)}
-        return replace(base, **found) if base else Coefficients(**found)
+        values: dict[str, Any] = {name: exp(v) for name, v in zip(names, x, strict=True)}
+        return replace(base, **values) if base else Coefficients(**values)
 
-    def misses(x: Sequence[float]) -> list[float]:
+    def residuals_of(x: Sequence[float]) -> list[float]:
         k = coefficients(x)
-        errors = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
+        errors = [log(predict_speed(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
         return errors + [
             (v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)
         ]
 
     damping = 1e-3
-    residuals = misses(x)
+    residuals = residuals_of(x)
     for _ in range(60):
         columns = []
         for i in range(len(x)):
-            moved = [v + 1e-5 * (i == j) for j, v in enumerate(x)]
-            columns.append([(b - a) / 1e-5 for a, b in zip(residuals, misses(moved), strict=True)])
+            shifted_x = [v + 1e-5 * (i == j) for j, v in enumerate(x)]
+            columns.append(
+                [(b - a) / 1e-5 for a, b in zip(residuals, residuals_of(shifted_x), strict=True)]
+            )
         normal = [
             [_dot(a, b) * (1 + damping * (i == j)) for j, b in enumerate(columns)]
             for i, a in enumerate(columns)
         ]
         step = _solve(normal, [-_dot(c, residuals) for c in columns])
-        tried = [a + b for a, b in zip(x, step, strict=True)]
-        new = misses(tried)
+        next_x = [a + b for a, b in zip(x, step, strict=True)]
+        new = residuals_of(next_x)
         gain = _dot(residuals, residuals) - _dot(new, new)
         if gain > 0:
-            x, residuals, damping = tried, new, damping * 0.3
+            x, residuals, damping = next_x, new, damping * 0.3
             if gain < 1e-7:
                 break
         else:
@@ -241,40 +243,40 @@ def fit(
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftOutRun:
     """A run, and its throughput as predicted from all other runs."""
 
     run: PublishedRun
-    predicted: float
+    predicted_speed: float
     half_width: float
     """Half-width of the 90 % interval, in log."""
 
     @property
     def error(self) -> float:
         """Relative error of the prediction."""
-        return self.predicted / self.run.sequences_per_s - 1
+        return self.predicted_speed / self.run.sequences_per_s - 1
 
     @property
-    def inside(self) -> bool:
-        return abs(log(self.predicted / self.run.sequences_per_s)) <= self.half_width
+    def is_inside(self) -> bool:
+        return abs(log(self.predicted_speed / self.run.sequences_per_s)) <= self.half_width
 
 
-def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") -> list[Left]:
+def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") -> list[LeftOutRun]:
     """Predict each run from those that differ in `by`: `id` leaves out one run, `model` all runs of
     its model.
     """
-    runs = runs or published()
+    runs = runs or published_runs()
     groups = dict.fromkeys(getattr(r, by) for r in runs)
-    everything = fit(runs)
+    all_coefficients = fit(runs)
     out = []
     for group in groups:
-        others = [r for r in runs if getattr(r, by) != group]
-        k = fit(others, everything)
-        spread = residual(others, k)
+        other_runs = [r for r in runs if getattr(r, by) != group]
+        k = fit(other_runs, all_coefficients)
+        spread = residual(other_runs, k)
         for run in runs:
             if getattr(run, by) == group:
-                near = nearest(run.work, run.machine, run.mesh, others)
-                out.append(Left(run, predicted(run, k), half_width(spread, near)))
+                nearest_run = nearest(run.work, run.machine, run.mesh, other_runs)
+                out.append(LeftOutRun(run, predict_speed(run, k), half_width(spread, nearest_run)))
     return out
 
 
@@ -282,13 +284,13 @@ def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
     """Standard deviation of log throughput about the model, with the fitted coefficients as lost
     degrees of freedom.
     """
-    errors = [log(predicted(r, k) / r.sequences_per_s) for r in runs]
-    fitted = EXPERTS if runs[0].work.shape.experts else DENSE
-    return sqrt(_dot(errors, errors) / max(1, len(errors) - len(fitted)))
+    errors = [log(predict_speed(r, k) / r.sequences_per_s) for r in runs]
+    coefficient_names = EXPERTS if runs[0].work.shape.experts else DENSE
+    return sqrt(_dot(errors, errors) / max(1, len(errors) - len(coefficient_names)))
 
 
 @dataclass(frozen=True)
-class Near:
+class NearestRun:
     """The run most similar to a plan: a measured one of engine native if its kernels on the chip
     are known, else a published one. `distance` counts doublings of the feature that differs most.
     """
@@ -297,32 +299,33 @@ class Near:
     distance: float
 
     @property
-    def calibrated(self) -> bool:
-        return isinstance(self.run, MeasuredRun) or self.distance <= NEAR
+    def is_calibrated(self) -> bool:
+        return isinstance(self.run, MeasuredRun) or self.distance <= NEAR_DOUBLINGS
 
 
 def nearest(
     work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None
-) -> Near | None:
+) -> NearestRun | None:
     """Find the most similar run of `runs`, by default of those that plans for this machine rest on.
 
     None if none was published for the chip, of a dense model for a dense one and of a mixture of
     experts for a mixture.
     """
     if runs is None and kernels_of(machine):
-        return Near(*nearest_measured(work, mesh))
-    mine = _features(work, mesh)
+        return NearestRun(*nearest_measured(work, mesh))
+    features = _features(work, mesh)
 
-    def away(run: PublishedRun) -> float:
-        return max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True))
+    def distance_to(run: PublishedRun) -> float:
+        return max(abs(a - b) for a, b in zip(features, _features(run.work, run.mesh), strict=True))
 
-    found = [
-        (away(run), run) for run in kin_of(machine, runs, experts=work.shape.experts is not None)
+    candidates = [
+        (distance_to(run), run)
+        for run in similar_runs(machine, runs, experts=work.shape.experts is not None)
     ]
-    return Near(*min(found, key=lambda f: f[0])[::-1]) if found else None
+    return NearestRun(*min(candidates, key=lambda f: f[0])[::-1]) if candidates else None
 
 
-def kin_of(
+def similar_runs(
     machine: Machine, runs: Sequence[PublishedRun] | None = None, *, experts: bool = False
 ) -> list[PublishedRun]:
     """The published runs on the same chip; those on H100 also count for H200, which has the same
@@ -332,7 +335,11 @@ def kin_of(
     """
     if runs is None:
         runs = (
-            published_experts() if experts else published_on_gpus() if machine.chip else published()
+            published_experts()
+            if experts
+            else published_gpu_runs()
+            if machine.chip
+            else published_runs()
         )
     return [
         r
@@ -345,47 +352,64 @@ def best_published(machine: Machine, *, experts: bool = False) -> PublishedRun |
     """The published run on the same chip with the highest MFU; `experts`: of a mixture of
     experts.
     """
-    return max(kin_of(machine, experts=experts), key=lambda run: run.mfu, default=None)
+    return max(similar_runs(machine, experts=experts), key=lambda run: run.mfu, default=None)
 
 
 def spread_of(machine: Machine, *, experts: bool = False) -> float:
     """`residual` of the runs that plans for this chip rest on."""
     if kernels_of(machine):
-        measured: float = table("gpu_kernels")["residual"]
-        return measured
+        measured_spread: float = table("gpu_kernels")["residual"]
+        return measured_spread
     if experts:
         of_experts: float = table("throughput_gpu")["experts"]["residual"]
         return of_experts
     if machine.link:
-        spread: float = table("throughput_gpu")["chips"][stand_in(machine.chip)]["residual"]
+        spread: float = table("throughput_gpu")["chips"][reference_chip(machine.chip)]["residual"]
         return spread
     neuron: float = table("throughput")["coefficients"]["residual"]
     return neuron
 
 
-def half_width(spread: float, near: Near | None) -> float:
+def half_width(spread: float, nearest_run: NearestRun | None) -> float:
     """Half-width of the 90 % interval, in log; wider if the nearest run is less similar."""
-    known = near is not None and near.calibrated
+    is_calibrated = nearest_run is not None and nearest_run.is_calibrated
     # 2.13 is the 95 % quantile of Student's t with 4 degrees of freedom: the residuals have heavier
     # tails than a normal distribution (docs/planner-formulas.md).
-    wide = 2.13 * spread * sqrt(1 + (near.distance if near is not None and known else NEAR) ** 2)
-    return wide if known else max(UNCALIBRATED, wide)
+    wide = (
+        2.13
+        * spread
+        * sqrt(
+            1
+            + (
+                nearest_run.distance
+                if nearest_run is not None and is_calibrated
+                else NEAR_DOUBLINGS
+            )
+            ** 2
+        )
+    )
+    return wide if is_calibrated else max(MIN_UNCALIBRATED_WIDTH, wide)
 
 
 def width_of(
-    work: Work, machine: Machine, near: Near | None, corrected: Correction, *, untried: bool
+    work: Work,
+    machine: Machine,
+    nearest_run: NearestRun | None,
+    correction: Correction,
+    *,
+    is_unpublished: bool,
 ) -> float:
     """Half-width of a plan's interval: narrow after one of the user's runs, wide for an `untried`
     library.
     """
-    if corrected.is_own(machine):
+    if correction.is_own(machine):
         return 2.13 * spread_of(machine)
-    if near is not None and isinstance(near.run, MeasuredRun):
-        return width_on_gpus(work, machine, near.distance)
+    if nearest_run is not None and isinstance(nearest_run.run, MeasuredRun):
+        return width_on_gpus(work, machine, nearest_run.distance)
     return (
-        UNTRIED
-        if untried
-        else half_width(spread_of(machine, experts=work.shape.experts is not None), near)
+        UNPUBLISHED_ENGINE_WIDTH
+        if is_unpublished
+        else half_width(spread_of(machine, experts=work.shape.experts is not None), nearest_run)
     )
 
 
@@ -437,24 +461,28 @@ class Correction:
         """Whether the user's run was on this machine's chip."""
         return bool(self.core_flops) and machine.core_flops == self.core_flops
 
-    def said(self, machine: Machine) -> list[str]:
+    def describe(self, machine: Machine) -> list[str]:
         """A sentence about the correction of a plan for this machine."""
         if self.of(machine) != 1:
             return [
                 f"corrected by your own run, which was {self.factor:.2f} times as fast as the model"
                 " says"
             ]
-        other = self.core_flops and machine.core_flops != self.core_flops
-        return ["your own run was on another chip, and corrects nothing here"] if other else []
+        is_other_chip = self.core_flops and machine.core_flops != self.core_flops
+        return (
+            ["your own run was on another chip, and corrects nothing here"] if is_other_chip else []
+        )
 
 
-def correction(work: Work, machine: Machine, mesh: Mesh, measured: float | None) -> Correction:
+def correction(
+    work: Work, machine: Machine, mesh: Mesh, measured_speed: float | None
+) -> Correction:
     """The correction by a run that reached `measured` tokens a second with this mesh, repeated over
     all the machine.
 
     Raises `ConfigError` if that cannot have run there.
     """
-    if measured is None:
+    if measured_speed is None:
         return Correction()
     mesh = replace(mesh, dp=max(1, machine.world // (mesh.tp * mesh.pp)))
     if faults := [
@@ -465,13 +493,13 @@ def correction(work: Work, machine: Machine, mesh: Mesh, measured: float | None)
             " config",
             code="config.combination",
         )
-    most = machine.core_flops * machine.world / work.shape.flops_per_token(work.seq_len)
-    if measured > most:
+    peak_speed = machine.core_flops * machine.world / work.shape.flops_per_token(work.seq_len)
+    if measured_speed > peak_speed:
         raise ConfigError(
-            f"measured: {measured:,.0f} tokens a second are more than the {most:,.0f} that"
+            f"measured: {measured_speed:,.0f} tokens a second are more than the {peak_speed:,.0f} that"
             f" {machine.count} x {machine.type} can reach at its peak; give those of the whole run"
             " of this config",
             code="config.wrong_value",
         )
-    planned = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
-    return Correction(measured / planned, machine.core_flops)
+    planned_speed = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
+    return Correction(measured_speed / planned_speed, machine.core_flops)

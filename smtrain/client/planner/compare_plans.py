@@ -66,11 +66,13 @@ class Sides:
         ]
         for key, name, form, unit in _ROWS:
             title = name.format(tokens=_count(self.tokens))
-            rows.append((title, [_shown(getattr(side, key), form, unit) for side in self.sides]))
+            rows.append(
+                (title, [_format_span(getattr(side, key), form, unit) for side in self.sides])
+            )
         rows.append(
             ("of peak", [f"{p.mfu:.0%}" if p.fits and p.mfu is not None else "-" for p in plans])
         )
-        rows.append(("calibrated", [_calibrated(p) for p in plans]))
+        rows.append(("calibrated", [_calibration_note(p) for p in plans]))
         return "\n".join(
             [*text.align_columns([(title, *cells) for title, cells in rows]), *self._notes()]
         )
@@ -89,14 +91,14 @@ class Sides:
         """Which plan is faster and which is cheaper, and whether the intervals overlap."""
         out = []
         for key, word, unit in (("days", "faster", "time"), ("dollars", "cheaper", "money")):
-            known = [(getattr(side, key), side.name) for side in self.sides if getattr(side, key)]
-            if len(known) < 2:
+            spans = [(getattr(side, key), side.name) for side in self.sides if getattr(side, key)]
+            if len(spans) < 2:
                 continue
-            (best, name), (other, second), *_ = sorted(known)
+            (best, name), (second_span, second), *_ = sorted(spans)
             if not best[0]:
                 continue
-            sure = best[2] < other[1]
-            text = f"{name} is {word}: {other[0] / best[0]:.2f} times the {unit} on {second}"
+            sure = best[2] < second_span[1]
+            text = f"{name} is {word}: {second_span[0] / best[0]:.2f} times the {unit} on {second}"
             out.append(
                 text
                 if sure
@@ -114,11 +116,13 @@ _ROWS = (
 )
 
 
-def compared(
-    plans: Sequence[tuple[str, Plan]], tokens: float | None = None, planned: float | None = None
+def compare_plans(
+    plans: Sequence[tuple[str, Plan]],
+    tokens: float | None = None,
+    planned_tokens: float | None = None,
 ) -> Sides:
     """Compare named plans at `tokens`, or else at `planned`, the tokens of the first plan's run."""
-    goal = tokens or planned or 1e9
+    goal = tokens or planned_tokens or 1e9
     return Sides(goal, tuple(_side(name, plan, goal) for name, plan in plans))
 
 
@@ -147,14 +151,14 @@ def _plain(span: Span | None) -> dict[str, float] | None:
     return None if span is None else dict(zip(("value", "low", "high"), span, strict=True))
 
 
-def _shown(span: Span | None, form: str, unit: str) -> str:
+def _format_span(span: Span | None, form: str, unit: str) -> str:
     if span is None:
         return "-"
     value, low, high = (form.format(number) for number in span)
     return f"{value}{' ' + unit if unit else ''} ({text.span(low, high)})"
 
 
-def _calibrated(plan: Plan) -> str:
+def _calibration_note(plan: Plan) -> str:
     """Whether a published run is near, or by how much the speed may be off."""
     rate = plan.sequences_per_s
     if plan.calibrated or rate is None:

@@ -92,7 +92,7 @@ def cost(
     machine: Machine,
     steps: int,
     step_s: float,
-    lost: Saving,
+    saving: Saving,
     *,
     option: str,
     keep_alive_s: float,
@@ -113,7 +113,7 @@ def cost(
     a = prices.assumptions
     price = prices.find(machine.type, option, region)
     rows = {stage.name: prices.find(stage.type, "on_demand", region) for stage in stages}
-    train_s = steps * step_s * lost.stretch
+    train_s = steps * step_s * saving.stretch
     start_s = a["startup_minutes"] * 60 if start_s is None else start_s
     attempts = (
         1

@@ -34,18 +34,20 @@ def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[st
     """
     usual = home_path() / "machines.yaml"
     path = Path(file) if file else usual if usual.is_file() else None
-    return {**(read(path) if path else {}), **config.machines}
+    return {**(read_machines(path) if path else {}), **config.machines}
 
 
-def read(path: Path) -> dict[str, MachineEntry]:
+def read_machines(path: Path) -> dict[str, MachineEntry]:
     """The machines of a file. Raises `ConfigError` if it cannot be read or has another format."""
-    found = read_yaml(path, "machines", f"it must be YAML, {_HINT}")
-    if isinstance(found, Mapping):
-        found = found.get("machines", {} if found.keys() & JobConfig.model_fields.keys() else found)
-    if not found:
+    content = read_yaml(path, "machines", f"it must be YAML, {_HINT}")
+    if isinstance(content, Mapping):
+        content = content.get(
+            "machines", {} if content.keys() & JobConfig.model_fields.keys() else content
+        )
+    if not content:
         raise ConfigError(f"{path}: describes no machine; {_HINT}", code="config.unreadable")
     try:
-        return _FORM.validate_python(found)
+        return _FORM.validate_python(content)
     except ValidationError as error:
         raise ConfigError(
             [f"{path}: {_sentence(detail)}" for detail in error.errors()], code="config.wrong_value"
@@ -66,22 +68,22 @@ def _sentence(detail: Any) -> str:
 def machine_of(
     type_: str,
     count: int,
-    known: Mapping[str, MachineEntry],
+    entries: Mapping[str, MachineEntry],
     environment: Mapping[str, str] | None = None,
 ) -> Machine:
     """A known instance type or a described machine, with the LNC that a job's environment says.
     Raises `ConfigError` for any other name.
     """
-    if type_ in known:
-        return Machine.described(type_, count, known[type_])
+    if type_ in entries:
+        return Machine.from_entry(type_, count, entries[type_])
     if type_.startswith("ml.") or instance(type_):
         return Machine.of(type_, count, lnc=lnc_of(type_, environment or {}))
-    if near := instance_meant(type_):
+    if suggestion := instance_meant(type_):
         raise ConfigError(
-            f"machines: {type_} is no instance type; did you mean {near}?",
+            f"machines: {type_} is no instance type; did you mean {suggestion}?",
             code="config.wrong_value",
         )
-    names = f"known: {', '.join(sorted(known))}" if known else "none is described"
+    names = f"known: {', '.join(sorted(entries))}" if entries else "none is described"
     raise ConfigError(
         f"machines: {type_} is not an instance type (ml.p5.48xlarge) or one of your own ({names});"
         f" {_HINT}",
@@ -89,17 +91,17 @@ def machine_of(
     )
 
 
-def own_price_rows(known: Mapping[str, MachineEntry]) -> list[Price]:
+def own_price_rows(entries: Mapping[str, MachineEntry]) -> list[Price]:
     """Price rows of the described machines; the same price on demand and as spot."""
     return [
         Price(name, option, "your own", entry.dollars_per_hour, "today", "machines")
-        for name, entry in known.items()
+        for name, entry in entries.items()
         if entry.dollars_per_hour is not None
         for option in ("on_demand", "spot")
     ]
 
 
-def checked(name: str) -> None:
+def check_name(name: str) -> None:
     """Raise `ConfigError` for a name that a machine cannot have."""
     try:
         TypeAdapter(MachineName).validate_python(name)
@@ -111,6 +113,6 @@ def checked(name: str) -> None:
         ) from None
 
 
-def named(name: str, measured: Mapping[str, object]) -> MachineEntry:
+def entry_of(name: str, measurements: Mapping[str, object]) -> MachineEntry:
     """The entry of a machine from its measurements."""
-    return _FORM.validate_python({name: dict(measured)})[name]
+    return _FORM.validate_python({name: dict(measurements)})[name]

@@ -47,12 +47,12 @@ def _sentences(config: JobConfig) -> Iterator[str]:
     for type_ in dict.fromkeys(types):
         if type_ == config.compute.instance_type or types.count(type_) > 1:
             yield f"{KEY}: {type_} is named twice; leave it out"
-    for other in variants(config):
-        if other.compute.instance_type == config.compute.instance_type:
+    for variant in variants(config):
+        if variant.compute.instance_type == config.compute.instance_type:
             continue
-        for fault in _faults(other):
+        for fault in _faults(variant):
             yield (
-                f"{KEY}: {other.compute.instance_type} cannot take this job: {fault}; leave it out"
+                f"{KEY}: {variant.compute.instance_type} cannot take this job: {fault}; leave it out"
             )
 
 
@@ -71,14 +71,14 @@ def _faults(config: JobConfig) -> Iterator[str]:
         return
     try:
         machine = Machine.of_config(config)
-        alone = Machine.of(compute.instance_type, 1, lnc=config.lnc)
+        single_host = Machine.of(compute.instance_type, 1, lnc=config.lnc)
     except ConfigError:
-        near = instance_meant(compute.instance_type)
-        nearest = f"; {near} is the nearest one" if near else ""
+        suggestion = instance_meant(compute.instance_type)
+        nearest = f"; {suggestion} is the nearest one" if suggestion else ""
         yield f"nothing is known about this type (core/facts/instances.toml{nearest})"
         return
-    if machine.cores > alone.cores:
-        yield f"compute.processes_per_instance is {machine.cores}, and it has {alone.cores} cores"
+    if machine.cores > single_host.cores:
+        yield f"compute.processes_per_instance is {machine.cores}, and it has {single_host.cores} cores"
         return
     mesh = Mesh.of_config(config)
     try:

@@ -34,13 +34,13 @@ class _Slots:
     count: int = 0
 
     def add(
-        self, m: int, recompute: Recompute, layers: _Layers, slot: float, others: float
+        self, m: int, recompute: Recompute, layers: _Layers, slot: float, mean_others: float
     ) -> None:
         """Append one way to run a micro-batch."""
         if layers not in self.forms:
             self.forms.append(layers)
         self.ways.setdefault(m, []).append(
-            (self.count, recompute, self.forms.index(layers), slot, others)
+            (self.count, recompute, self.forms.index(layers), slot, mean_others)
         )
         self.count += 1
 
@@ -55,7 +55,7 @@ class SharedFigures:
         default_factory=dict
     )
     """By the figures of a machine that decide how long a slot takes."""
-    exchanged: dict[tuple[object, ...], list[tuple[int, int]]] = field(default_factory=dict)
+    exchanged_by_mesh: dict[tuple[object, ...], list[tuple[int, int]]] = field(default_factory=dict)
     """`exchanged_numbers` by mesh."""
 
 
@@ -65,19 +65,23 @@ class FastestMeshes:
     """
 
     def __init__(
-        self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: SharedFigures
+        self,
+        work: Work,
+        machine: Machine,
+        recompute: tuple[Recompute, ...],
+        shared_figures: SharedFigures,
     ) -> None:
         self._work, self._machine, self._recompute = work, machine, recompute
         # A mesh needs the same memory on all accelerated types, but for the scores of cut rows.
-        kind = machine.accelerated, machine.neuron
-        self._needs = shared.needs.get(kind) or shared.needs.setdefault(
+        kind = machine.has_accelerators, machine.neuron
+        self._needs = shared_figures.needs.get(kind) or shared_figures.needs.setdefault(
             kind, CoreNeeds(work, machine)
         )
-        self._k = Coefficients.fitted(machine)
-        self._exchanged = shared.exchanged
+        self._k = Coefficients.for_machine(machine)
+        self._exchanged = shared_figures.exchanged_by_mesh
         self._exchanges: dict[tuple[object, ...], float] = {}
         speeds = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
-        self._slots = shared.slots.setdefault(speeds, {})
+        self._slots = shared_figures.slots.setdefault(speeds, {})
         self._times: dict[tuple[int, int, Recompute, int, int], StageTimes] = {}
         self._known: dict[tuple[int, int, int, int, int], tuple[Mesh, float, float] | None] = {}
 
@@ -96,23 +100,23 @@ class FastestMeshes:
         self, tp: int, pp: int, dp: int, ep: int, cp: int
     ) -> tuple[Mesh, float, float] | None:
         work, key, limit = self._work, (tp, pp, ep, cp), ROOM * self._machine.core_bytes
-        if self._needs.least(tp, pp, ep, dp * cp) > limit:
+        if self._needs.lower_bound(tp, pp, ep, dp * cp) > limit:
             return None
         if key not in self._slots:
             self._slots[key] = self._make(tp, pp, ep, cp)
         slots = self._slots[key]
-        once = [self._once(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
-        timed: list[tuple[float, int, int, Recompute, int]] = []
+        step_overheads = [self._step_overhead(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
+        timings: list[tuple[float, int, int, Recompute, int]] = []
         for m, ways in slots.ways.items():
-            count, rest = divmod(work.global_batch, dp * m)
-            if not rest:
-                timed += [
-                    (count * slot + others + once[form], i, m, r, form)
-                    for i, r, form, slot, others in ways
+            count, remainder = divmod(work.global_batch, dp * m)
+            if not remainder:
+                timings += [
+                    (count * slot + mean_others + step_overheads[form], i, m, r, form)
+                    for i, r, form, slot, mean_others in ways
                 ]
-        timed.sort()
+        timings.sort()
         too_big: dict[tuple[Recompute, int], int] = {}
-        for seconds, _, m, r, form in timed:
+        for seconds, _, m, r, form in timings:
             if seconds == math.inf:
                 break
             if m >= too_big.get((r, form), m + 1):
@@ -133,11 +137,11 @@ class FastestMeshes:
             too_big[r, form] = m
         return None
 
-    def _once(self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers) -> float:
+    def _step_overhead(self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers) -> float:
         """Seconds of what a step does once: the exchange of gradients and the optimizer's update;
         infinite if a core cannot hold their state.
         """
-        if self._needs.held(tp, pp, dp * cp, ep, layers) > ROOM * self._machine.core_bytes:
+        if self._needs.held_bound(tp, pp, dp * cp, ep, layers) > ROOM * self._machine.core_bytes:
             return math.inf
         key = tp, pp, ep, cp, layers, ep == dp * cp
         seconds = self._exchanges.get(key)
@@ -155,11 +159,11 @@ class FastestMeshes:
 
     def _make(self, tp: int, pp: int, ep: int, cp: int) -> _Slots:
         work, machine, slots = self._work, self._machine, _Slots()
-        least = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (
+        least_bytes = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (
             work.least_width + (0.0 if work.lora else 4.0)
         )
         if (
-            least < machine.core_bytes
+            least_bytes < machine.core_bytes
         ):  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:
@@ -171,11 +175,11 @@ class FastestMeshes:
                         )
                     # If stages cannot be even: by time, or the remainder on the last ones, which
                     # need less memory.
-                    layers, slot, others = times.balanced(pp)
-                    slots.add(m, r, layers, slot, (pp - 1) * others)
+                    layers, slot, mean_others = times.balance_layers(pp)
+                    slots.add(m, r, layers, slot, (pp - 1) * mean_others)
                     if layers:
-                        last, others = times.slowest(pp, ())
-                        slots.add(m, r, (), last.total, (pp - 1) * others)
+                        last, mean_others = times.slowest(pp, ())
+                        slots.add(m, r, (), last.total, (pp - 1) * mean_others)
         return slots
 
     def _sequence_parallel(self, tp: int) -> bool:

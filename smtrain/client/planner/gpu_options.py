@@ -64,10 +64,10 @@ class GpuOptions:
             return RunPrice(seconds, *price(seconds))
 
         return cls(
-            compile=work.compiled,
-            compile_earns_from=earns_from(work, machine, mesh),
-            compiled=run(replace(work, compiled=True)),
-            uncompiled=run(replace(work, compiled=False)),
+            compile=work.is_compiled,
+            compile_earns_from=break_even_steps(work, machine, mesh),
+            compiled=run(replace(work, is_compiled=True)),
+            uncompiled=run(replace(work, is_compiled=False)),
             deterministic=work.deterministic,
             same_bits=run(replace(work, deterministic=True)),
             other_bits=run(replace(work, deterministic=False)),
@@ -75,7 +75,7 @@ class GpuOptions:
 
     def lines(self) -> list[str]:
         """The options as two lines of a plan."""
-        now, other = (
+        current_run, other_run = (
             (self.compiled, self.uncompiled) if self.compile else (self.uncompiled, self.compiled)
         )
         pays = (
@@ -83,14 +83,15 @@ class GpuOptions:
             if self.compile_earns_from is None
             else f"pays from {self.compile_earns_from:,} steps on"
         )
-        value, without = ("on", "without") if self.compile else ("off", "with it")
-        each = [("not deterministic", self.other_bits), ("deterministic", self.same_bits)]
+        value, alternative = ("on", "without") if self.compile else ("off", "with it")
+        variants = [("not deterministic", self.other_bits), ("deterministic", self.same_bits)]
         bits = "; ".join(
-            f"{name}: {run}" for name, run in (reversed(each) if self.deterministic else each)
+            f"{name}: {run}"
+            for name, run in (reversed(variants) if self.deterministic else variants)
         )
         return [
             (
-                f"compile     {value}: {now.step_s:.3g} s a step, {other.step_s:.3g} s {without};"
+                f"compile     {value}: {current_run.step_s:.3g} s a step, {other_run.step_s:.3g} s {alternative};"
                 f" {pays}"
             ),
             f"bits        {bits}",
@@ -100,12 +101,12 @@ class GpuOptions:
 def step_seconds(work: Work, machine: Machine, mesh: Mesh) -> tuple[float, float]:
     """Seconds of a step without and with compilation."""
     slow, fast = (
-        step_time(replace(work, compiled=on), machine, mesh).total for on in (False, True)
+        step_time(replace(work, is_compiled=on), machine, mesh).total for on in (False, True)
     )
     return slow, fast
 
 
-def earns_from(work: Work, machine: Machine, mesh: Mesh) -> int | None:
+def break_even_steps(work: Work, machine: Machine, mesh: Mesh) -> int | None:
     """Steps after which compiling has saved the seconds that it takes; None if it saves nothing."""
     slow, fast = step_seconds(work, machine, mesh)
     steps = COMPILE_SECONDS / (slow - fast) if slow > fast else inf

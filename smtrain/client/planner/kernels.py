@@ -17,8 +17,8 @@ from smtrain.client.planner.machines import (
     Machine,
     Mesh,
     Work,
-    cut,
     optimizer_share,
+    sizes_of_rank,
     trained_numbers,
 )
 from smtrain.core.facts import table
@@ -35,7 +35,7 @@ class Kernels:
 
     peak: float
     products: float
-    grouped: float
+    grouped_mm: float
     copies: float
     elementwise: float
     tail: float
@@ -51,9 +51,9 @@ class Kernels:
         """Seconds of one layer of a micro-batch of so many tokens: of everything but attention, and
         of attention.
         """
-        again = mesh.recompute == "full"
+        recomputes = mesh.recompute == "full"
         dense = self._products(work, mesh, tokens) + self._passes(work, mesh, tokens) * (
-            1 + again * _FORWARD
+            1 + recomputes * _FORWARD
         )
         if mesh.recompute == "selective":  # engine native computes the module of attention again
             dense += self._linears(_attention_linears(work.shape, mesh.tp), tokens, work.width)
@@ -61,20 +61,30 @@ class Kernels:
 
     def head(self, work: Work, mesh: Mesh, tokens: int) -> float:
         """Seconds of the output matrix and the loss."""
-        facts, held = table("gpu_kernels"), cut(work.shape, mesh.tp)
+        facts, rank_sizes = table("gpu_kernels"), sizes_of_rank(work.shape, mesh.tp)
         seconds = (2 if work.lora else 3) * self._linears(
-            ((held.vocab, work.shape.hidden),), tokens, work.width
+            ((rank_sizes.vocab, work.shape.hidden),), tokens, work.width
         )
-        loss = work.loss or ("pieces_compiled" if work.compiled else "pieces")
-        seconds += float(facts["loss"][loss]) * tokens * held.vocab / self.elementwise
-        trained = 0 if work.lora else held.head + (0 if work.shape.tied else held.embed)
-        return float(seconds + facts["update"]["gradient"] * trained / self.copies) / self.busy
+        loss = work.loss or ("pieces_compiled" if work.is_compiled else "pieces")
+        seconds += float(facts["loss"][loss]) * tokens * rank_sizes.vocab / self.elementwise
+        trained_numbers = (
+            0 if work.lora else rank_sizes.head + (0 if work.shape.tied else rank_sizes.embed)
+        )
+        return (
+            float(seconds + facts["update"]["gradient"] * trained_numbers / self.copies) / self.busy
+        )
 
     def launches(self, work: Work, mesh: Mesh) -> float:
         """Seconds of the host to launch the kernels of one layer."""
-        each = table("gpu_kernels")["launches"]["fused" if work.compiled else "eager"]
-        more = {"qk_norm": work.shape.qk_norm, "adapters": work.lora, "experts": work.shape.experts}
-        count: float = each["layer"] + sum(each[name] for name, part in more.items() if part)
+        counts = table("gpu_kernels")["launches"]["fused" if work.is_compiled else "eager"]
+        optional_parts = {
+            "qk_norm": work.shape.qk_norm,
+            "adapters": work.lora,
+            "experts": work.shape.experts,
+        }
+        count: float = counts["layer"] + sum(
+            counts[name] for name, part in optional_parts.items() if part
+        )
         return count * (1 + (mesh.recompute == "full") * _FORWARD) * self.launch
 
     def _products(self, work: Work, mesh: Mesh, tokens: int) -> float:
@@ -106,76 +116,93 @@ class Kernels:
         )
 
     def _expert_products(self, work: Work, mesh: Mesh, tokens: int) -> float:
-        sizes, held = work.shape.experts, cut(work.shape, mesh.tp, mesh.ep)
+        sizes, rank_sizes = work.shape.experts, sizes_of_rank(work.shape, mesh.tp, mesh.ep)
         assert sizes is not None
         rows = (
             (work.capacity or 1.0) * sizes.chosen * tokens
         )  # of even loads, with ep as many as without
-        operations = 2.0 * rows * held.experts / (sizes.count / mesh.ep)
-        return float(max(operations / self.grouped, work.width * held.experts / self.copies))
+        operations = 2.0 * rows * rank_sizes.experts / (sizes.count / mesh.ep)
+        return float(
+            max(operations / self.grouped_mm, work.width * rank_sizes.experts / self.copies)
+        )
 
     def _passes(self, work: Work, mesh: Mesh, tokens: int) -> float:
         """Seconds of a layer's elementwise kernels, and of adding its weights' gradients to their
         sums.
         """
         facts, shape = table("gpu_kernels"), work.shape
-        form = "fused" if work.compiled else "eager"
-        each = facts["passes"][f"plain_{form}" if shape.plain else form]
+        form = "fused" if work.is_compiled else "eager"
+        passes = facts["passes"][f"plain_{form}" if shape.plain else form]
         along = mesh.tp if mesh.sequence_parallel else 1
-        queries = (shape.heads + cut(shape, 1).kv_heads) * shape.head_dim / mesh.tp
-        normed = len(shape.rules.block_norms) * shape.hidden / along + (
+        queries = (shape.heads + sizes_of_rank(shape, 1).kv_heads) * shape.head_dim / mesh.tp
+        norm_numbers = len(shape.rules.block_norms) * shape.hidden / along + (
             queries if shape.qk_norm else 0.0
         )
-        bytes_ = each["norm"] * normed + each["hidden"] * shape.hidden + each["queries"] * queries
+        bytes_ = (
+            passes["norm"] * norm_numbers
+            + passes["hidden"] * shape.hidden
+            + passes["queries"] * queries
+        )
         if shape.experts is None:
-            bytes_ += each["inner"] * shape.intermediate / mesh.tp
+            bytes_ += passes["inner"] * shape.intermediate / mesh.tp
         else:
             rows = (work.capacity or 1.0) * shape.experts.chosen
             bytes_ += rows * (
-                each["chosen"] * shape.hidden + each["inner"] * shape.experts.width / mesh.tp
+                passes["chosen"] * shape.hidden + passes["inner"] * shape.experts.width / mesh.tp
             )
         if work.lora is not None:
-            adapted = facts["passes"][f"{form}_adapter"]
-            for n, k in _adapted(shape, work.lora, mesh.tp):
-                bytes_ += adapted["output"] * n + adapted["input"] * k
-        summed = facts["update"]["gradient"] * (
-            0 if work.lora else cut(shape, mesh.tp, mesh.ep).layer
+            adapter_passes = facts["passes"][f"{form}_adapter"]
+            for n, k in _adapted_linears(shape, work.lora, mesh.tp):
+                bytes_ += adapter_passes["output"] * n + adapter_passes["input"] * k
+        gradient_bytes = facts["update"]["gradient"] * (
+            0 if work.lora else sizes_of_rank(shape, mesh.tp, mesh.ep).layer
         )
-        return float(bytes_ * tokens / self.elementwise + summed / self.copies)
+        return float(bytes_ * tokens / self.elementwise + gradient_bytes / self.copies)
 
     def _attention(self, work: Work, mesh: Mesh, tokens: int) -> float:
         """Seconds of a layer's attention: cuDNN for whole rows, else and if deterministic
         FlashAttention 2.
         """
         shape, facts = work.shape, table("gpu_kernels")["attention"]
-        row = facts["flash" if work.deterministic or work.masked or mesh.cp > 1 else "cudnn"]
+        row = facts["flash" if work.deterministic or work.has_mask or mesh.cp > 1 else "cudnn"]
         rate: float = row["narrow" if shape.head_dim <= 64 else "wide"] * self.peak
-        again = facts["forward"] if mesh.recompute != "none" or mesh.cp > 1 else 0.0
+        forward_again = facts["forward"] if mesh.recompute != "none" or mesh.cp > 1 else 0.0
         if (
             shape.delta is not None
         ):  # within chunks, and with the state of the chunk before; once more, as it is repeated
             key, value = shape.delta.key_dim, shape.delta.value_dim
-            each = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
-            return float(4 + bool(again)) * shape.delta.value_heads / mesh.tp * each * tokens / rate
+            operations = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
+            return (
+                float(4 + bool(forward_again))
+                * shape.delta.value_heads
+                / mesh.tp
+                * operations
+                * tokens
+                / rate
+            )
         width = shape.heads * shape.head_dim / mesh.tp
         # 4 operations forward and 10 backward for each query, key that it sees, and number of a
         # head.
-        seconds: float = tokens * width * (14.0 * seen(work) / rate + row["bytes"] / self.copies)
+        seconds: float = (
+            tokens * width * (14.0 * mean_keys(work) / rate + row["bytes"] / self.copies)
+        )
         backward = 1.0 - facts["forward"]
         if work.deterministic:
-            backward *= _waves(mesh.micro_batch * shape.heads / mesh.tp * work.documents)
-        return float(seconds * (facts["forward"] + backward + again))
+            backward *= _deterministic_slowdown(
+                mesh.micro_batch * shape.heads / mesh.tp * work.documents
+            )
+        return float(seconds * (facts["forward"] + backward + forward_again))
 
     def update(self, work: Work, mesh: Mesh, stage: int) -> float:
         """Seconds of the optimizer's step: passes over the sums of gradients, and over the rank's
         part of the state.
         """
-        each = table("gpu_kernels")["update"]["step"]
+        bytes_per_number = table("gpu_kernels")["update"]["step"]
         numbers, (_, shard) = trained_numbers(work, mesh, stage), optimizer_share(work, mesh, stage)
-        return float(each * shard + 12 * (numbers - shard)) / self.copies
+        return float(bytes_per_number * shard + 12 * (numbers - shard)) / self.copies
 
 
-def seen(work: Work) -> float:
+def mean_keys(work: Work) -> float:
     """Keys that a query of a layer sees, on average: half of its row or document, or its window."""
     length = work.seq_len / work.documents
     window = work.shape.sliding_window
@@ -185,7 +212,7 @@ def seen(work: Work) -> float:
     return window * (1 - window / (2 * length))
 
 
-def _waves(units: float) -> float:
+def _deterministic_slowdown(units: float) -> float:
     """Time of FlashAttention 2's deterministic backward pass relative to the other one.
 
     It cuts each head of each document only into as many blocks as fill the multiprocessors once
@@ -208,7 +235,7 @@ def kernels_of(machine: Machine) -> Kernels | None:
     return Kernels(
         peak=machine.core_flops,
         products=rates["products"] * machine.core_flops,
-        grouped=rates["products"] * rates["grouped"] * machine.core_flops,
+        grouped_mm=rates["products"] * rates["grouped"] * machine.core_flops,
         copies=rates["copies"] * memory,
         elementwise=rates["elementwise"] * memory,
         tail=rates["product_seconds"],
@@ -220,47 +247,49 @@ def kernels_of(machine: Machine) -> Kernels | None:
 @cache
 def _linears(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
     """[n, k] of the linears of a layer on a tensor-parallel rank, but for experts."""
-    return tuple(size for _, size in _named(shape, tp))
+    return tuple(size for _, size in _linears_by_name(shape, tp))
 
 
 @cache
 def _attention_linears(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
-    own = (shape.rules.attention, shape.rules.linear or shape.rules.attention)
+    modules = (shape.rules.attention, shape.rules.linear or shape.rules.attention)
     return tuple(
-        size for name, size in _named(shape, tp) if any(f".{part}." in name for part in own)
+        size
+        for name, size in _linears_by_name(shape, tp)
+        if any(f".{part}." in name for part in modules)
     )
 
 
 @cache
-def _adapted(shape: ModelShape, lora: Lora, tp: int) -> tuple[tuple[int, int], ...]:
+def _adapted_linears(shape: ModelShape, lora: Lora, tp: int) -> tuple[tuple[int, int], ...]:
     """[n, k] of the linears of a layer that have adapters."""
     return tuple(
         size
-        for name, size in _named(shape, tp)
+        for name, size in _linears_by_name(shape, tp)
         if name.removesuffix(".weight").rpartition(".")[2] in lora.targets
     )
 
 
 @cache
 def _factors(shape: ModelShape, lora: Lora, tp: int) -> tuple[tuple[int, int], ...]:
-    adapted: Any = AdapterShape.of(_one(shape), lora)
-    return tuple(size for _, size in _matrices(adapted, tp))
+    adapter_shape: Any = AdapterShape.of(_one_layer_shape(shape), lora)
+    return tuple(size for _, size in _matrices(adapter_shape, tp))
 
 
 @cache
-def _named(shape: ModelShape, tp: int) -> tuple[tuple[str, tuple[int, int]], ...]:
-    return _matrices(_one(shape), tp)
+def _linears_by_name(shape: ModelShape, tp: int) -> tuple[tuple[str, tuple[int, int]], ...]:
+    return _matrices(_one_layer_shape(shape), tp)
 
 
-def _matrices(one: Any, tp: int) -> tuple[tuple[str, tuple[int, int]], ...]:
-    layout = Layout(one, tp, 1)
+def _matrices(shape: Any, tp: int) -> tuple[tuple[str, tuple[int, int]], ...]:
+    layout = Layout(shape, tp, 1)
     specs = (
-        s for s in one.specs if LAYER.search(s.name) and not s.of_experts and len(s.shape) == 2
+        s for s in shape.specs if LAYER.search(s.name) and not s.of_experts and len(s.shape) == 2
     )
     sizes = ((s, layout.local_shape(s.name, 0)) for s in specs)
     # GPT-2 stores its linears as [k, n]: the product takes the same time.
     return tuple((s.name, (size[0], prod(size[1:]))) for s, size in sizes)
 
 
-def _one(shape: ModelShape) -> ModelShape:
+def _one_layer_shape(shape: ModelShape) -> ModelShape:
     return replace(shape.by_layer[0], layers=1, full=())

@@ -12,7 +12,7 @@ _USUAL = 32_768
 """Positions that a tuned model may have although its base has more: Qwen2.5-7B has 131,072, its
 -Instruct 32,768.
 """
-_ASKED = "s3://known-models/"
+_KNOWN_MODELS = "s3://known-models/"
 """The path of a model that `plan --model NAME` names."""
 
 
@@ -30,29 +30,29 @@ def positions_warning(config: JobConfig) -> tuple[str, str] | None:
     if "://" not in path or path.startswith(("demo://", "run://")):
         return None
     name = path.partition("@")[0].rstrip("/").rpartition("/")[2]
-    published = positions_of(config)
-    exact = table("models")["models"].get(name.lower()) if path.startswith(_ASKED) else None
+    positions = positions_of(config)
+    exact = table("models")["models"].get(name.lower()) if path.startswith(_KNOWN_MODELS) else None
     namesake = positions_of_namesake(name)
-    least = published or (
+    least_positions = positions or (
         exact.get("positions", _USUAL) if exact else min(namesake or _USUAL, _USUAL)
     )
-    if published is None and rope is not None:
-        least = positions_after(least, rope.settings, length)
-    if length <= least:
+    if positions is None and rope is not None:
+        least_positions = positions_after(least_positions, rope.settings, length)
+    if length <= least_positions:
         return None
-    if published or exact:
+    if positions or exact:
         return (
-            f"train.seq_len: {length} is beyond the {least} positions of {name}",
-            f"set train.seq_len: {least}, or extend the model with model.rope",
+            f"train.seq_len: {length} is beyond the {least_positions} positions of {name}",
+            f"set train.seq_len: {least_positions}, or extend the model with model.rope",
         )
-    known = f" (the known model of its size has {namesake:,})" if namesake else ""
+    namesake_note = f" (the known model of its size has {namesake:,})" if namesake else ""
     return (
         (
-            f"how many positions {path.removeprefix(_ASKED)} has is unknown{known}, and"
+            f"how many positions {path.removeprefix(_KNOWN_MODELS)} has is unknown{namesake_note}, and"
             f" train.seq_len is {length:,}"
         ),
         (
-            f"set train.seq_len to max_position_embeddings of its config.json, at most {least:,} if"
+            f"set train.seq_len to max_position_embeddings of its config.json, at most {least_positions:,} if"
             " you cannot read it"
         ),
     )

@@ -55,7 +55,7 @@ class Machine:
     host_bytes: float
     network: float
     """Network of a host, in bytes per second."""
-    accelerated: bool = True
+    has_accelerators: bool = True
     disk_bytes: float = 0.0
     link: float = 0.0
     """From a device to another of its host, in bytes per second and direction; 0: in proportion
@@ -90,11 +90,11 @@ class Machine:
         if fault := without_kernels(type_):
             raise ConfigError(fault, code="config.wrong_value")
         if row is None:
-            known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
-            near = instance_meant(type_)
-            meant = f"did you mean {near}? " if near else ""
+            type_names = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
+            suggestion = instance_meant(type_)
+            meant = f"did you mean {suggestion}? " if suggestion else ""
             kinds = ", ".join(
-                dict.fromkeys(t.rpartition(".")[0] + ".*" if "." in t else t for t in known)
+                dict.fromkeys(t.rpartition(".")[0] + ".*" if "." in t else t for t in type_names)
             )
             raise ConfigError(
                 f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known:"
@@ -118,12 +118,12 @@ class Machine:
         )
 
     @classmethod
-    def described(cls, name: str, count: int, own: MachineEntry) -> Machine:
+    def from_entry(cls, name: str, count: int, entry: MachineEntry) -> Machine:
         """A machine that the user describes.
 
         Raises `ConfigError` for several hosts without a network.
         """
-        if count > 1 and own.network_gbs is None:
+        if count > 1 and entry.network_gbs is None:
             raise ConfigError(
                 f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s"
                 " between them",
@@ -132,28 +132,30 @@ class Machine:
         return cls(
             type=name,
             count=count,
-            cores=own.devices,
-            core_flops=own.tflops * 1e12,
-            core_bytes=own.memory_gib * GIB,
-            host_bytes=own.host_memory_gib * GIB,
-            network=(own.network_gbs or own.link_gbs or 1.0) * 1e9,
-            accelerated=own.kind != "cpu",
-            link=0.0 if own.kind == "neuron" else (own.link_gbs or own.network_gbs or 1.0) * 1e9,
+            cores=entry.devices,
+            core_flops=entry.tflops * 1e12,
+            core_bytes=entry.memory_gib * GIB,
+            host_bytes=entry.host_memory_gib * GIB,
+            network=(entry.network_gbs or entry.link_gbs or 1.0) * 1e9,
+            has_accelerators=entry.kind != "cpu",
+            link=0.0
+            if entry.kind == "neuron"
+            else (entry.link_gbs or entry.network_gbs or 1.0) * 1e9,
         )
 
     @classmethod
     def of_config(cls, config: JobConfig) -> Machine:
         """The hosts of a config's train stage. Raises `ConfigError` as `of` and `described` do."""
-        compute, own = config.compute, config.own_machine
-        if own is None:
+        compute, entry = config.compute, config.own_machine
+        if entry is None:
             return cls.of(
                 compute.instance_type,
                 compute.instance_count,
                 config.processes_per_instance,
                 config.lnc,
             )
-        made = cls.described(compute.instance_type, compute.instance_count, own)
-        return replace(made, cores=config.processes_per_instance)
+        machine = cls.from_entry(compute.instance_type, compute.instance_count, entry)
+        return replace(machine, cores=config.processes_per_instance)
 
     @property
     def world(self) -> int:
@@ -162,7 +164,7 @@ class Machine:
     @property
     def neuron(self) -> bool:
         """Whether its devices are Neuron cores, whose link has no figure."""
-        return self.accelerated and not self.link
+        return self.has_accelerators and not self.link
 
 
 @dataclass(frozen=True)
@@ -188,13 +190,15 @@ class Mesh:
         """The mesh that a config names; `layers`, those of the model, tell what its pipeline_cuts
         leave to the last stage.
         """
-        parallel, each = config.parallel, config.parallel.layers_per_stage
+        parallel, layers_per_stage = config.parallel, config.parallel.layers_per_stage
         if parallel.pipeline_cuts and layers is not None:
-            each = tuple(
+            layers_per_stage = tuple(
                 stop - start for start, stop in pairwise((-1, *parallel.pipeline_cuts, layers - 1))
             )
-        if parallel.virtual_stages > 1 and each:
-            each = tuple(sum(each[rank :: parallel.pp]) for rank in range(parallel.pp))
+        if parallel.virtual_stages > 1 and layers_per_stage:
+            layers_per_stage = tuple(
+                sum(layers_per_stage[rank :: parallel.pp]) for rank in range(parallel.pp)
+            )
         return cls(
             parallel.tp,
             parallel.pp,
@@ -203,7 +207,7 @@ class Mesh:
             parallel.activation_checkpointing,
             parallel.sequence_parallel,
             parallel.cp,
-            each,
+            layers_per_stage,
             parallel.ep,
         )
 
@@ -240,7 +244,7 @@ class Work:
     """False if scores are written to memory (stacks of 2023, TorchNeuron without its flash kernel,
     engine nxd with samples apart), which makes attention far slower.
     """
-    apart: bool = False
+    separates_documents: bool = False
     """Whether attention keeps the samples or documents of a row apart."""
     varlen: bool = False
     """Whether attention takes the bounds of documents in place of a mask: engine native on GPUs."""
@@ -263,7 +267,7 @@ class Work:
     (Megatron-core with parallel folding), instead of all tokens to its part of each expert (native
     engine).
     """
-    compiled: bool = False
+    is_compiled: bool = False
     """Whether layers and loss are compiled (`train.compile`, as decided)."""
     deterministic: bool = False
     """Whether only kernels are used that give the same bits each time (`train.deterministic`, as
@@ -282,9 +286,9 @@ class Work:
         return self.shape.parameters()
 
     @property
-    def masked(self) -> bool:
+    def has_mask(self) -> bool:
         """Whether attention gets a mask: samples apart, or a window shorter than the sequence."""
-        return self.apart or (
+        return self.separates_documents or (
             self.shape.sliding_window is not None and self.shape.sliding_window < self.seq_len
         )
 
@@ -293,7 +297,11 @@ class Work:
         """Samples or documents of a row among which no attention goes: 1 if they are not kept
         apart.
         """
-        return max(1.0, self.seq_len / (self.document or DOCUMENT)) if self.apart else 1.0
+        return (
+            max(1.0, self.seq_len / (self.document or DOCUMENT))
+            if self.separates_documents
+            else 1.0
+        )
 
     @property
     def width(self) -> int:
@@ -331,7 +339,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Cut:
+class RankSizes:
     """Parameters on a tensor-parallel rank: of a decoder layer, if all are of one kind, and of the
     two ends.
     """
@@ -356,10 +364,10 @@ class Cut:
 
 
 @cache
-def cut(shape: ModelShape, tp: int, ep: int = 1) -> Cut:
+def sizes_of_rank(shape: ModelShape, tp: int, ep: int = 1) -> RankSizes:
     """Count a rank's parameters with the layout table that the engines use."""
     if len(shape.kinds) > 1:
-        kinds = [cut(kind, tp, ep) for kind in shape.kinds]
+        kinds = [sizes_of_rank(kind, tp, ep) for kind in shape.kinds]
         return replace(
             kinds[0], layer=0, experts=0, gate_up=0, largest=max(kind.largest for kind in kinds)
         )
@@ -375,7 +383,7 @@ def cut(shape: ModelShape, tp: int, ep: int = 1) -> Cut:
     norm = sum(
         size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name)
     )
-    return Cut(
+    return RankSizes(
         layer=sum(n for name, n in size.items() if name not in ends),
         embed=embed,
         norm=norm,
@@ -391,45 +399,48 @@ def cut(shape: ModelShape, tp: int, ep: int = 1) -> Cut:
     )
 
 
-def layers_of(layers: int, pp: int, stage: int, given: tuple[int, ...] = ()) -> int:
+def layers_of(layers: int, pp: int, stage: int, layers_per_stage: tuple[int, ...] = ()) -> int:
     """Decoder layers of a pipeline stage: the `given`, or contiguous blocks with the rest on the
     last stages (core/model/layout.py).
     """
-    if given:
-        return given[stage]
-    each, extra = divmod(layers, pp)
-    return each + (stage >= pp - extra)
+    if layers_per_stage:
+        return layers_per_stage[stage]
+    even_layers, extra = divmod(layers, pp)
+    return even_layers + (stage >= pp - extra)
 
 
 @cache
 def stage_layers(
-    shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()
+    shape: ModelShape, pp: int, stage: int, layers_per_stage: tuple[int, ...] = ()
 ) -> tuple[ModelShape, ...]:
     """A pipeline stage's part of `ModelShape.by_layer`."""
-    first = sum(layers_of(shape.layers, pp, s, given) for s in range(stage))
-    return shape.by_layer[first : first + layers_of(shape.layers, pp, stage, given)]
+    first = sum(layers_of(shape.layers, pp, s, layers_per_stage) for s in range(stage))
+    return shape.by_layer[first : first + layers_of(shape.layers, pp, stage, layers_per_stage)]
 
 
 @cache
 def stage_kinds(
-    shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()
+    shape: ModelShape, pp: int, stage: int, layers_per_stage: tuple[int, ...] = ()
 ) -> Mapping[ModelShape, int]:
     """Count a pipeline stage's decoder layers of each shape in `ModelShape.by_layer`."""
     if len(shape.kinds) == 1:
-        count = layers_of(shape.layers, pp, stage, given)
+        count = layers_of(shape.layers, pp, stage, layers_per_stage)
         return {shape.by_layer[0]: count} if count else {}
-    return Counter(stage_layers(shape, pp, stage, given))
+    return Counter(stage_layers(shape, pp, stage, layers_per_stage))
 
 
 @cache
-def alike_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
+def alike_stages(
+    shape: ModelShape, pp: int, layers_per_stage: tuple[int, ...] = ()
+) -> tuple[int, ...]:
     """For each pipeline stage the first one with the same layers."""
     first: dict[object, int] = {}
     if len(shape.kinds) == 1:
-        counts = given or [layers_of(shape.layers, pp, stage) for stage in range(pp)]
+        counts = layers_per_stage or [layers_of(shape.layers, pp, stage) for stage in range(pp)]
         return tuple([first.setdefault(count, stage) for stage, count in enumerate(counts)])
     return tuple(
-        first.setdefault(stage_layers(shape, pp, stage, given), stage) for stage in range(pp)
+        first.setdefault(stage_layers(shape, pp, stage, layers_per_stage), stage)
+        for stage in range(pp)
     )
 
 
@@ -440,12 +451,16 @@ def equal_runs(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 
 @cache
-def distinct_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> list[int]:
+def distinct_stages(
+    shape: ModelShape, pp: int, layers_per_stage: tuple[int, ...] = ()
+) -> list[int]:
     """The first and the last pipeline stage, and of those between them the first one with each
     sequence of layers.
     """
-    between = [*enumerate(alike_stages(shape, pp, given))][1:-1]
-    return sorted({0, *{alike: stage for stage, alike in reversed(between)}.values(), pp - 1})
+    between = [*enumerate(alike_stages(shape, pp, layers_per_stage))][1:-1]
+    return sorted(
+        {0, *{first_stage: stage for stage, first_stage in reversed(between)}.values(), pp - 1}
+    )
 
 
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
@@ -455,22 +470,31 @@ def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
 
 @cache
 def _stage_numbers(
-    shape: ModelShape, tp: int, pp: int, ep: int, given: tuple[int, ...], stage: int
+    shape: ModelShape, tp: int, pp: int, ep: int, layers_per_stage: tuple[int, ...], stage: int
 ) -> int:
-    held, kinds = cut(shape, tp, ep), stage_kinds(shape, pp, stage, given)
-    n = sum(count * cut(kind, tp, ep).layer for kind, count in kinds.items())
+    rank_sizes, kinds = (
+        sizes_of_rank(shape, tp, ep),
+        stage_kinds(shape, pp, stage, layers_per_stage),
+    )
+    n = sum(count * sizes_of_rank(kind, tp, ep).layer for kind, count in kinds.items())
     if stage == 0:
-        n += held.embed + held.positions
+        n += rank_sizes.embed + rank_sizes.positions
     if stage == pp - 1:
-        n += held.norm + (0 if shape.tied and pp == 1 else held.head)
+        n += rank_sizes.norm + (0 if shape.tied and pp == 1 else rank_sizes.head)
     return n
 
 
 def rank_numbers(shape: ModelShape, tp: int, ep: int = 1) -> int:
     """Parameters on the ranks of all pipeline stages together, a tied head counted once."""
-    held = cut(shape, tp, ep)
-    layers = sum(count * cut(kind, tp, ep).layer for kind, count in shape.kinds.items())
-    return layers + held.embed + held.positions + held.norm + (0 if shape.tied else held.head)
+    rank_sizes = sizes_of_rank(shape, tp, ep)
+    layers = sum(count * sizes_of_rank(kind, tp, ep).layer for kind, count in shape.kinds.items())
+    return (
+        layers
+        + rank_sizes.embed
+        + rank_sizes.positions
+        + rank_sizes.norm
+        + (0 if shape.tied else rank_sizes.head)
+    )
 
 
 def expert_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
@@ -478,7 +502,7 @@ def expert_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     if mesh.ep == 1:
         return 0
     return sum(
-        count * cut(kind, mesh.tp, mesh.ep).experts
+        count * sizes_of_rank(kind, mesh.tp, mesh.ep).experts
         for kind, count in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()
     )
 
@@ -489,23 +513,28 @@ def expert_share(work: Work, mesh: Mesh, stage: int) -> int:
     """
     if work.lora is None:
         return expert_numbers(work.shape, mesh, stage)
-    adapted = replace(work.lora, targets=work.lora.of_experts)
-    return adapter_numbers(work.shape, adapted, mesh, stage) if mesh.ep > 1 else 0
+    expert_lora = replace(work.lora, targets=work.lora.of_experts)
+    return adapter_numbers(work.shape, expert_lora, mesh, stage) if mesh.ep > 1 else 0
 
 
 def optimizer_share(work: Work, mesh: Mesh, stage: int) -> tuple[int, int]:
     """(trained parameters of a rank, padded; those whose optimizer state it keeps)."""
-    return divided(trained_numbers(work, mesh, stage), expert_share(work, mesh, stage), mesh)
+    return divide_optimizer_state(
+        trained_numbers(work, mesh, stage), expert_share(work, mesh, stage), mesh
+    )
 
 
-def divided(numbers: int, own: int, mesh: Mesh) -> tuple[int, int]:
+def divide_optimizer_state(numbers: int, expert_parameters: int, mesh: Mesh) -> tuple[int, int]:
     """`optimizer_share` of so many trained parameters, of which `own` are divided by ep.
 
     Ranks that hold the same experts share the state of these, so fewer ranks share more of it.
     """
-    ranks, alike = mesh.shards, mesh.shards // mesh.ep
-    shared, experts = -(-(numbers - own) // ranks), -(-own // alike)
-    return shared * ranks + experts * alike, shared + experts
+    ranks, expert_ranks = mesh.shards, mesh.shards // mesh.ep
+    dense_shard, experts = (
+        -(-(numbers - expert_parameters) // ranks),
+        -(-expert_parameters // expert_ranks),
+    )
+    return dense_shard * ranks + experts * expert_ranks, dense_shard + experts
 
 
 def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
@@ -576,17 +605,17 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         yield from cut_faults(shape, mesh.tp) if not [*shape.mesh_faults(mesh.tp, 1)] else ()
         if machine.neuron:
             yield no_qlora(machine.type)
-    if work.precision == "fp16" and (machine.neuron or not machine.accelerated):
+    if work.precision == "fp16" and (machine.neuron or not machine.has_accelerators):
         yield no_gpu_for_fp16(machine.type)
     if work.precision == "bf16" and not has_bf16(machine.type):
         yield no_bf16(machine.type)
     if mesh.cp > 1 and work.seq_len % (mesh.cp * (mesh.tp if mesh.sequence_parallel else 1)):
-        more = (
+        divisor = (
             f" x tp = {mesh.cp * mesh.tp} for sequence parallelism"
             if mesh.sequence_parallel
             else f" = {mesh.cp}"
         )
-        yield f"train.seq_len = {work.seq_len} cannot be cut over cp{more}"
+        yield f"train.seq_len = {work.seq_len} cannot be cut over cp{divisor}"
     elif mesh.sequence_parallel and work.seq_len % mesh.tp:
         yield (
             f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence"
@@ -616,10 +645,10 @@ def positions_of_namesake(name: str) -> int | None:
 
 def _row_of(name: str) -> dict[str, Any] | None:
     plain = _plain(name.rstrip("/").rsplit("/", 1)[-1])
-    for known, row in table("models")["models"].items():
-        if plain in {_plain(known), _plain(row["source"].rsplit("/", 1)[-1])}:
-            found: dict[str, Any] = row
-            return found
+    for model_name, row in table("models")["models"].items():
+        if plain in {_plain(model_name), _plain(row["source"].rsplit("/", 1)[-1])}:
+            model_row: dict[str, Any] = row
+            return model_row
     return None
 
 

@@ -61,10 +61,10 @@ class MeasuredRun:
                 row["seq_len"],
                 row["rows"],
                 lora=lora,
-                compiled=row.get("compiled", False),
+                is_compiled=row.get("compiled", False),
                 deterministic=row.get("deterministic", False),
                 loss=row.get("loss", ""),
-                apart="document" in row,
+                separates_documents="document" in row,
                 document=row.get("document"),
                 varlen="loss" not in row,
             ),
@@ -76,7 +76,7 @@ class MeasuredRun:
         )
 
     @property
-    def predicted(self) -> float:
+    def predicted_speed(self) -> float:
         """Tokens a second by the planner's model, with the engine of that day."""
         step = step_time(self.work, self.machine, self.mesh).total + self.more_s
         return self.work.global_batch * self.work.seq_len / step
@@ -97,13 +97,13 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 
 def nearest_measured(work: Work, mesh: Mesh) -> tuple[MeasuredRun, float]:
     """The most similar measured run, and the doublings of the feature that differs most."""
-    mine = _features(work, mesh)
-    each = (
-        (max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True)), run)
+    features = _features(work, mesh)
+    distances = (
+        (max(abs(a - b) for a, b in zip(features, _features(run.work, run.mesh), strict=True)), run)
         for run in measured_runs()
         if bool(run.work.lora) == bool(work.lora)
     )
-    distance, run = min(each, key=lambda found: found[0])
+    distance, run = min(distances, key=lambda pair: pair[0])
     return run, distance
 
 
@@ -129,7 +129,7 @@ def width_on_gpus(work: Work, machine: Machine, distance: float) -> float:
         2.13 * spread * sqrt(1 + min(distance, _FARTHEST) ** 2),
         _OTHER_CHIP * (not is_measured(machine)),
         _SEVERAL * (machine.world > 1),
-        _DOCUMENTS * work.masked,
+        _DOCUMENTS * work.has_mask,
         experts * (work.shape.experts is not None),
     ]
     return sqrt(sum(part * part for part in parts))
@@ -143,23 +143,23 @@ def is_measured(machine: Machine) -> bool:
 
 def residual() -> float:
     """Standard deviation of the logs of predicted over measured speed."""
-    errors = [log(run.predicted / run.tokens_per_s) for run in measured_runs()]
+    errors = [log(run.predicted_speed / run.tokens_per_s) for run in measured_runs()]
     return sqrt(sum(error * error for error in errors) / len(errors))
 
 
-def basis(work: Work, machine: Machine) -> list[str]:
+def speed_basis(work: Work, machine: Machine) -> list[str]:
     """Say what a plan's speed rests on, and what of it was not measured."""
     lacks = []
     if not is_measured(machine):
         lacks.append(f"{machine.chip}, whose memory is slower by its data sheet")
     if machine.world > 1:
-        whose = (
+        libraries = (
             "NeMo AutoModel's and Megatron-core's"
             if work.shape.experts
             else "llm-foundry's and torchtitan's"
         )
-        lacks.append(f"messages between GPUs, which are fitted to {whose} runs on H100")
-    if work.apart:
+        lacks.append(f"messages between GPUs, which are fitted to {libraries} runs on H100")
+    if work.separates_documents:
         length = f"{work.document:,.0f}" if work.document else f"{DOCUMENT:,}, an assumption,"
         lacks.append(f"rows of documents or samples apart, taken to have {length} tokens each")
     but = f"; not measured: {'; '.join(lacks)}" if lacks else ""

@@ -19,11 +19,11 @@ from smtrain.client.planner.machines import (
     Machine,
     Mesh,
     Work,
-    cut,
     distinct_stages,
-    divided,
+    divide_optimizer_state,
     expert_share,
     optimizer_share,
+    sizes_of_rank,
     stage_kinds,
     stage_layers,
     stage_numbers,
@@ -73,8 +73,8 @@ class CoreMemory:
 
     @property
     def total(self) -> float:
-        held = self.weights + self.gradients + self.optimizer
-        return held + self.activations + self.logits + self.buffers + self.runtime
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.activations + self.logits + self.buffers + self.runtime
 
 
 @dataclass(frozen=True)
@@ -99,33 +99,33 @@ class HeldMemory:
     runtime: float
 
     @property
-    def least(self) -> float:
+    def lower_bound(self) -> float:
         """Lower bound of the stage's peak."""
         return self.weights + self.gradients + self.optimizer + self.runtime
 
-    def total(self, peak: Peak, standing: float) -> float:
+    def total(self, peak: Peak, standing_bytes: float) -> float:
         """The stage's peak, from that of its micro-batches and the `standing_bytes`."""
-        kept, logits, passing = self._larger(peak)
+        saved_bytes, logits, passing = self._larger(peak)
         return (
             self.weights
             + self.gradients
             + self.optimizer
-            + kept
+            + saved_bytes
             + logits
-            + (passing + standing)
+            + (passing + standing_bytes)
             + self.runtime
         )
 
-    def with_peak(self, peak: Peak, standing: float) -> CoreMemory:
+    def with_peak(self, peak: Peak, standing_bytes: float) -> CoreMemory:
         """The parts of `total`."""
-        kept, logits, passing = self._larger(peak)
+        saved_bytes, logits, passing = self._larger(peak)
         return CoreMemory(
             self.weights,
             self.gradients,
             self.optimizer,
-            kept,
+            saved_bytes,
             logits,
-            passing + standing,
+            passing + standing_bytes,
             self.runtime,
         )
 
@@ -144,7 +144,7 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
 
 def on_machine(work: Work, machine: Machine) -> Work:
     """The work with the form of attention that its machine decides."""
-    varlen = machine.accelerated and not machine.neuron and not work.gathers_again
+    varlen = machine.has_accelerators and not machine.neuron and not work.gathers_again
     return work if work.varlen == varlen else replace(work, varlen=varlen)
 
 
@@ -155,22 +155,28 @@ def held_bytes(
 
     numbers: its trained parameters, and those of them that ep divides, if they are known.
     """
-    held = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
-    trained, own = numbers or (trained_numbers(work, mesh, stage), expert_share(work, mesh, stage))
-    (padded, shard), width = divided(trained, own, mesh), work.width
-    each = 4 if work.lora else width  # adapters are fp32, and their own masters
-    quantized = _quantized_numbers(work, mesh, stage)
-    apart = (
+    frozen_numbers = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
+    parameters, expert_parameters = numbers or (
+        trained_numbers(work, mesh, stage),
+        expert_share(work, mesh, stage),
+    )
+    (padded_numbers, shard), width = (
+        divide_optimizer_state(parameters, expert_parameters, mesh),
+        work.width,
+    )
+    weight_width = 4 if work.lora else width  # adapters are fp32, and their own masters
+    quantized_numbers = _quantized_numbers(work, mesh, stage)
+    separate_gradients = (
         mesh.shards > 1 and work.gathers_again
     )  # engine nxd reduces into a copy, native in place
     return HeldMemory(
-        weights=padded * each
-        + (-(-held // mesh.shards) * mesh.shards - quantized) * width
-        + quantized_bytes(quantized),
-        gradients=4.0 * padded + (4.0 * shard if apart else 0),
-        optimizer=(8.0 + (4.0 if each == 2 else 0)) * shard,
-        step=_step_buffers(machine, each if apart else 0, shard),
-        runtime=RUNTIME if machine.accelerated else 0.0,
+        weights=padded_numbers * weight_width
+        + (-(-frozen_numbers // mesh.shards) * mesh.shards - quantized_numbers) * width
+        + quantized_bytes(quantized_numbers),
+        gradients=4.0 * padded_numbers + (4.0 * shard if separate_gradients else 0),
+        optimizer=(8.0 + (4.0 if weight_width == 2 else 0)) * shard,
+        step=_step_buffers(machine, weight_width if separate_gradients else 0, shard),
+        runtime=RUNTIME if machine.has_accelerators else 0.0,
     )
 
 
@@ -208,11 +214,11 @@ def peak_moment(work: Work, machine: Machine, mesh: Mesh, stage: int) -> Peak:
 
 def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemory]:
     """The pipeline stage that needs the most memory, and how much."""
-    found = ((s, core_memory(work, machine, mesh, s)) for s in telling_stages(work, mesh))
-    return max(found, key=lambda f: f[1].total)
+    stage_needs = ((s, core_memory(work, machine, mesh, s)) for s in peak_stages(work, mesh))
+    return max(stage_needs, key=lambda f: f[1].total)
 
 
-def telling_stages(work: Work, mesh: Mesh) -> list[int]:
+def peak_stages(work: Work, mesh: Mesh) -> list[int]:
     """The stages of which one needs the most memory: the ends, and the first of the stages with the
     same layers, as later ones hold fewer micro-batches.
     """
@@ -224,12 +230,14 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
     the state.
     """
     shard = max(optimizer_share(work, mesh, stage)[1] for stage in (0, mesh.pp - 1))
-    trained = 4 if work.lora else work.width
-    base = (PROCESS if machine.accelerated else 0.0) * machine.cores
+    weight_width = 4 if work.lora else work.width
+    base = (PROCESS if machine.has_accelerators else 0.0) * machine.cores
     # Weights, two fp32 moments, and fp32 masters of half-precision weights, of each process.
-    state = machine.cores * (trained + 8.0 + 4.0 * (trained == 2)) * shard
+    state = machine.cores * (weight_width + 8.0 + 4.0 * (weight_width == 2)) * shard
     largest = (
-        4.0 * max(cut(kind, mesh.tp, mesh.ep).largest for kind in work.shape.kinds) * machine.cores
+        4.0
+        * max(sizes_of_rank(kind, mesh.tp, mesh.ep).largest for kind in work.shape.kinds)
+        * machine.cores
     )
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
@@ -253,11 +261,11 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     if work.lora:
         return _saved_by_adapters(work, mesh, work.lora)
     shape, w = work.shape, work.width
-    held = cut(shape, mesh.tp)
+    rank_sizes = sizes_of_rank(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h  # input of a tensor-parallel region
-    q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
+    q, kv = shape.heads * shape.head_dim / mesh.tp, rank_sizes.kv_heads * shape.head_dim
     norms, inner = len(shape.rules.block_norms) * _norm_bytes(work), _inner_vectors(work)
     if (
         mesh.recompute == "selective" and not work.gathers_again
@@ -284,7 +292,7 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
         # below.
         return w * (part + 2 * h + 6 * q + inner * i) + attention
     # q and the output, k and v; repeated for each query head, k and v are as wide as q.
-    attention += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
+    attention += w * (4 * q if _repeats_kv_heads(work, mesh) else 2 * q + 2 * kv)
     if shape.qk_norm:
         attention += _norm_bytes(work) * (q + kv)  # q_norm and k_norm
     if shape.rules.gated:
@@ -293,7 +301,7 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
         norms * part
         + 2 * w * h
         + attention
-        + _kept_values(shape, w, kv)
+        + _value_norm_bytes(shape, w, kv)
         + _saved_by_mlp(work, mesh)
     )
 
@@ -310,7 +318,7 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     if sizes is None:
         return float(_inner_vectors(work)) * w * shape.intermediate / mesh.tp
     rows = work.rows(mesh)
-    vectors = 7 if work.bounds_experts else _inner_vectors(replace(work, compiled=False))
+    vectors = 7 if work.bounds_experts else _inner_vectors(replace(work, is_compiled=False))
     # Rows that arrive: the copied hidden state and the expert's vectors. `chosen` counts rows that
     # left: the output of each before it is weighted.
     inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (
@@ -319,7 +327,7 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
 
 
-def _kept_values(shape: ModelShape, w: int, kv: float) -> float:
+def _value_norm_bytes(shape: ModelShape, w: int, kv: float) -> float:
     """Bytes that a norm of values saves; keys that are also values are kept once, but for their
     copies in fp32.
     """
@@ -332,17 +340,17 @@ def _norm_bytes(work: Work) -> float:
 
     Compiled it saves its input only, in the format that it came in.
     """
-    if work.compiled:
+    if work.is_compiled:
         return work.width
     return 8 if work.shape.rules.wide_norms else 4 + work.width
 
 
 def _norm_input(work: Work) -> int:
     """Bytes of these that are its input; a frozen norm saves no more."""
-    return work.width if work.compiled else 4
+    return work.width if work.is_compiled else 4
 
 
-KEPT_BY = {
+TENSORS_SAVED_BY = {
     "gelu_new": 4,
     "gelu_fast": 7,
     "gelu_python": 3,
@@ -367,9 +375,9 @@ def _inner_vectors(work: Work) -> int:
     input.
     """
     plain = work.shape.plain
-    if work.compiled:
+    if work.is_compiled:
         return 2 if plain else 3
-    return KEPT_BY.get(work.shape.activation, 1) + (1 if plain else 3)
+    return TENSORS_SAVED_BY.get(work.shape.activation, 1) + (1 if plain else 3)
 
 
 def _saved_by_net(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
@@ -379,13 +387,15 @@ def _saved_by_net(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     The rest is computed again in the backward pass (`_net_again`).
     """
     w, values, heads = work.width, net.values / mesh.tp, net.value_heads / mesh.tp
-    kept = w * (2 * net.keys / mesh.tp + values + 2 * heads) + 4 * heads + (12 + w) * values
+    saved_bytes = w * (2 * net.keys / mesh.tp + values + 2 * heads) + 4 * heads + (12 + w) * values
     if work.lora is None:
-        return kept + 2 * w * values  # for the gradients of the norm's weight and of out_proj
+        return (
+            saved_bytes + 2 * w * values
+        )  # for the gradients of the norm's weight and of out_proj
     targets = {*work.lora.targets}
     entry = targets & {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}
-    kept += w * (work.shape.hidden * bool(entry) + values * ("out_proj" in targets))
-    return kept + w * work.lora.rank * len(entry | targets & {"out_proj"})
+    saved_bytes += w * (work.shape.hidden * bool(entry) + values * ("out_proj" in targets))
+    return saved_bytes + w * work.lora.rank * len(entry | targets & {"out_proj"})
 
 
 # fp32 numbers for each token and value head at the peak of a delta rule's backward pass, by bytes
@@ -399,22 +409,22 @@ _NET_AGAIN = {
 }
 
 
-def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
+def _net_recompute_bytes(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     """Bytes of a micro-batch at the peak of a gated delta net's backward pass, which
     `_saved_by_net` does not count.
     """
-    mixed, heads = 2 * net.keys + net.values, net.value_heads
-    repeated = net.key_dim * (net.value_heads > net.key_heads)
+    qkv_width, heads = 2 * net.keys + net.values, net.value_heads
+    repeated_key_dim = net.key_dim * (net.value_heads > net.key_heads)
     sizes = (
-        mixed / heads,
+        qkv_width / heads,
         net.key_dim,
-        repeated,
+        repeated_key_dim,
         net.value_dim,
         net.key_dim * net.value_dim / net.CHUNK,
         net.CHUNK,
     )
     chunks = -(-work.seq_len // net.CHUNK)
-    one, many = (
+    one_chunk, many_chunks = (
         sum(a * b for a, b in zip(row, sizes, strict=True)) for row in _NET_AGAIN[work.width]
     )
     tokens = (
@@ -422,9 +432,9 @@ def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     )  # with cut rows: all tokens of a part of the heads
     # The fit has one row for a single chunk and one for many; a row of n chunks is their mean with
     # weights 1/n and 1 - 1/n.
-    again = 4.0 * tokens * heads / mesh.tp * (many + (one - many) / chunks)
+    peak_bytes = 4.0 * tokens * heads / mesh.tp * (many_chunks + (one_chunk - many_chunks) / chunks)
     # Frozen taps of the convolution do not need their inputs.
-    return again - (3.0 * work.width * mixed / mesh.tp * tokens if work.lora else 0.0)
+    return peak_bytes - (3.0 * work.width * qkv_width / mesh.tp * tokens if work.lora else 0.0)
 
 
 def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
@@ -432,11 +442,11 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     their input.
     """
     shape, w = work.shape, work.width
-    held = cut(shape, mesh.tp)
+    rank_sizes = sizes_of_rank(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h
-    q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
+    q, kv = shape.heads * shape.head_dim / mesh.tp, rank_sizes.kv_heads * shape.head_dim
     neox = shape.plain
     inner = _inner_vectors(work) - 1
     entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj", "qkv_proj"}
@@ -447,13 +457,13 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     )
     targets = {*lora.of_linears}
     mlp = targets & {*up, down}
-    kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
+    saved_bytes = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
     behind = (
         inner * w * i
         if shape.experts is None
         else _saved_by_mlp(work, mesh) + _saved_by_expert_factors(work, mesh, lora)
     )
-    kept += (
+    saved_bytes += (
         w * (part + inner * i)
         if neox
         else len(shape.rules.block_norms) * _norm_input(work) * part + behind
@@ -461,18 +471,18 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     if (
         mesh.recompute == "selective" and not work.gathers_again
     ):  # engine native saves only the input of attention
-        return kept + w * h
+        return saved_bytes + w * h
     if shape.delta is not None:
-        return kept + _saved_by_net(work, mesh, shape.delta)
-    kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp))
-    kept += 4.0 * shape.heads / mesh.tp * (mesh.cp == 1)
+        return saved_bytes + _saved_by_net(work, mesh, shape.delta)
+    saved_bytes += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp))
+    saved_bytes += 4.0 * shape.heads / mesh.tp * (mesh.cp == 1)
     if mesh.recompute != "selective":
-        kept += _scores(work, mesh)
+        saved_bytes += _scores(work, mesh)
     if neox:
-        return kept + w * 6 * q
-    kept += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
-    kept += _norm_input(work) * (q + kv) if shape.qk_norm else 0.0
-    return kept + _kept_values(shape, w, kv)
+        return saved_bytes + w * 6 * q
+    saved_bytes += w * (4 * q if _repeats_kv_heads(work, mesh) else 2 * q + 2 * kv)
+    saved_bytes += _norm_input(work) * (q + kv) if shape.qk_norm else 0.0
+    return saved_bytes + _value_norm_bytes(shape, w, kv)
 
 
 def _saved_by_expert_factors(work: Work, mesh: Mesh, lora: Lora) -> float:
@@ -485,8 +495,8 @@ def _saved_by_expert_factors(work: Work, mesh: Mesh, lora: Lora) -> float:
     inputs = sum(
         s.shape[2] / (1 if s.role is Role.FACTOR else mesh.tp) for s in specs if s.name.endswith(A)
     )
-    dropped = (work.width + 1) * inputs if lora.dropout else 0.0
-    return work.rows(mesh) * (work.width * lora.rank * len(specs) / 2 + dropped)
+    dropout_bytes = (work.width + 1) * inputs if lora.dropout else 0.0
+    return work.rows(mesh) * (work.width * lora.rank * len(specs) / 2 + dropout_bytes)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
@@ -498,17 +508,23 @@ def _scores(work: Work, mesh: Mesh) -> float:
         return 0.0
     if work.shape.rules.sinks and mesh.cp == 1:
         # An fp32 softmax, in half precision a copy of it, and a mask; of several blocks nothing.
-        alone = work.seq_len <= SINK_QUERIES
-        return ((4.0 + (w if w == 2 else 0)) * heads + 1) * (work.seq_len + 1) if alone else 0.0
+        single_block = work.seq_len <= SINK_QUERIES
+        return (
+            ((4.0 + (w if w == 2 else 0)) * heads + 1) * (work.seq_len + 1) if single_block else 0.0
+        )
     if mesh.cp > 1:  # cut rows compute them again, a chunk at a time
         return 0.0
     if work.fused_attention:
         # torch's kernels turn a mask of booleans into numbers, which each layer keeps: for every
         # row if samples differ.
-        masked = work.masked and not work.gathers_again
-        return w * work.seq_len / (1 if work.apart else mesh.micro_batch) if masked else 0.0
+        has_mask = work.has_mask and not work.gathers_again
+        return (
+            w * work.seq_len / (1 if work.separates_documents else mesh.micro_batch)
+            if has_mask
+            else 0.0
+        )
     if (
-        work.apart and work.gathers_again
+        work.separates_documents and work.gathers_again
     ):  # engine nxd: an fp32 softmax, in bf16 a copy of it, and each layer's mask
         return ((4.0 + (w if w == 2 else 0)) * heads + 1) * work.seq_len
     return 2.0 * w * heads * work.seq_len
@@ -517,47 +533,55 @@ def _scores(work: Work, mesh: Mesh) -> float:
 def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]:
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
-    held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
+    rank_sizes, last = sizes_of_rank(shape, mesh.tp), stage == mesh.pp - 1
     kinds = {
         work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()
     }
     layers = sum(kinds.values())
     part = tokens * shape.hidden / _along_sequence(mesh)
-    whole = tokens * shape.hidden
+    hidden_numbers = tokens * shape.hidden
     # Stage r of p holds min(p - r, M) micro-batches under 1F1B, each with what a layer saves.
     in_flight = micro_batches_in_flight(work, mesh, stage)
-    saved = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
+    saved_bytes = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
     full = mesh.recompute == "full"
     # Recomputed in full, a layer keeps its input only, cut along the sequence.
-    each = layers * w * part if full else sum(n * saved[kind] for kind, n in kinds.items())
+    stage_bytes = (
+        layers * w * part if full else sum(n * saved_bytes[kind] for kind, n in kinds.items())
+    )
     if work.lora and not full:
-        each += (
+        stage_bytes += (
             w * trained_numbers(work, mesh, stage) if w == 2 else 0.0
         )  # the factors in half precision
-        each -= (
+        stage_bytes -= (
             (w if shape.plain else _norm_input(work)) * part if stage == 0 else 0.0
         )  # nothing trained before it
     # A stage keeps the tensors that it sent, and those that it received unless a norm saved them
     # (in fp32).
-    each += w * part * ((stage > 0 and w == 2) + (not last))
-    kept = in_flight * each
+    stage_bytes += w * part * ((stage > 0 and w == 2) + (not last))
+    in_flight_bytes = in_flight * stage_bytes
     # One layer at a time is computed again: the largest counts, once, not per micro-batch.
-    again = max(saved.values(), default=0.0) if full else 0.0
+    recomputed_bytes = max(saved_bytes.values(), default=0.0) if full else 0.0
     if mesh.recompute == "selective":
         # Selective: one layer's attention terms come back, so the difference to saving all counts.
-        rest = replace(mesh, recompute="none")
-        again = max(
-            (tokens * saved_per_token(kind, rest) - saved[kind] for kind in kinds), default=0.0
+        unselective_mesh = replace(mesh, recompute="none")
+        recomputed_bytes = max(
+            (
+                tokens * saved_per_token(kind, unselective_mesh) - saved_bytes[kind]
+                for kind in kinds
+            ),
+            default=0.0,
         )
     inner = (
         tokens * shape.intermediate / mesh.tp
-        if any(one.shape.experts is None for one in kinds)
+        if any(kind_work.shape.experts is None for kind_work in kinds)
         else 0.0
     )
     # The gradient of the largest matrix, as wide as activations. The embedding's has its own
     # moment, below.
-    largest = max((cut(one.shape, mesh.tp, mesh.ep).largest for one in kinds), default=0)
-    biggest: float = w * (largest if largest != held.embed else 0)
+    largest = max(
+        (sizes_of_rank(kind_work.shape, mesh.tp, mesh.ep).largest for kind_work in kinds), default=0
+    )
+    biggest: float = w * (largest if largest != rank_sizes.embed else 0)
     if work.lora:
         # Frozen matrices have no gradient: an adapter's factor is the largest, in fp32.
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden)
@@ -565,30 +589,38 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
             widest = max(shape.hidden, 2 * shape.experts.width / mesh.tp)
             biggest = 4.0 * work.lora.rank * widest * shape.experts.count / mesh.ep
     if work.quantizes:  # one weight as it is multiplied, and its blocks' scales in fp32
-        most = max(
+        largest_quantized = max(
             (size for kind in kinds for size in _quantized_sizes(kind.shape, mesh.tp)), default=0
         )
-        biggest += most * (w + 12 / BLOCK)
+        biggest += largest_quantized * (w + 12 / BLOCK)
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
     # Of a layer computed again in compiled code, the input of the last linear is gone by
     # then: by the peaks of two runs on an H200 (gpu_kernels.toml: h06, h07).
-    vectors = 1 if full and work.compiled else 2
+    vectors = 1 if full and work.is_compiled else 2
     moments = [
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
-        (kept + again, 0.0, gradients + w * (whole + vectors * inner)),
+        (
+            in_flight_bytes + recomputed_bytes,
+            0.0,
+            gradients + w * (hidden_numbers + vectors * inner),
+        ),
     ]
     if any(kind.shape.experts is not None for kind in kinds):
         moments += [
-            (kept + again - gone, 0.0, passing)
-            for gone, passing in _expert_moments(work, mesh, tokens)
+            (in_flight_bytes + recomputed_bytes - freed_bytes, 0.0, passing)
+            for freed_bytes, passing in _expert_moments(work, mesh, tokens)
         ]
     # The peak is the largest moment, not their sum: what one moment needs another has freed.
-    moments += _net_moments(work, mesh, stage, saved, kept)
+    moments += _net_moments(work, mesh, stage, saved_bytes, in_flight_bytes)
     if mesh.cp > 1:
-        moments += _cut_moments(work, machine, mesh, stage, kept + again)
+        moments += _cut_moments(work, machine, mesh, stage, in_flight_bytes + recomputed_bytes)
     elif work.varlen:
         moments.append(
-            (kept + again, 0.0, max((_chunk_scores(kind, mesh) for kind in kinds), default=0.0))
+            (
+                in_flight_bytes + recomputed_bytes,
+                0.0,
+                max((_chunk_scores(kind, mesh) for kind in kinds), default=0.0),
+            )
         )
     elif (
         shape.rules.sinks and kinds
@@ -597,39 +629,47 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         each_score = (
             8.0 if work.seq_len <= SINK_QUERIES else 11.0
         )  # the second is fitted to peaks of fp32 and bf16
-        moments.append((kept + again, 0.0, each_score * size + w * whole))
+        moments.append(
+            (in_flight_bytes + recomputed_bytes, 0.0, each_score * size + w * hidden_numbers)
+        )
     elif not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append(
             (
-                kept + again,
+                in_flight_bytes + recomputed_bytes,
                 0.0,
-                each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole,
+                each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * hidden_numbers,
             )
         )
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
-        moments.append((0.0, 0.0, w * held.embed + w * whole))
+        moments.append((0.0, 0.0, w * rank_sizes.embed + w * hidden_numbers))
     if last:
-        normed = part * (w if shape.plain else _norm_bytes(work))
+        norm_bytes = part * (w if shape.plain else _norm_bytes(work))
         # The final norm's input and its output, which the head reads; frozen, only the input in
         # fp32.
-        ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
+        ends = 4.0 * part if work.lora else tokens * shape.hidden * w + norm_bytes
         if work.gathers_again or work.loss == "whole":
-            rows = tokens * held.vocab
+            rows = tokens * rank_sizes.vocab
             # Engine nxd, and native before it had pieces. One rank: log-probabilities, their
             # gradient and that of the logits, all fp32. A divided vocabulary: logits and
             # one fp32 copy, updated in place.
             logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
             logits += w * rows if shape.capped else 0.0
-            moments.append((kept + ends, logits, 0.0))
-            moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
+            moments.append((in_flight_bytes + ends, logits, 0.0))
+            moments.append(
+                (
+                    in_flight_bytes + ends,
+                    w * rows,
+                    (0 if work.lora else w * rank_sizes.head) + w * hidden_numbers,
+                )
+            )
         else:
-            moments += _loss_moments(work, machine, mesh, tokens, kept + ends)
+            moments += _loss_moments(work, machine, mesh, tokens, in_flight_bytes + ends)
     return moments
 
 
 def _loss_moments(
-    work: Work, machine: Machine, mesh: Mesh, tokens: int, kept: float
+    work: Work, machine: Machine, mesh: Mesh, tokens: int, saved_bytes: float
 ) -> Iterator[tuple[float, float, float]]:
     """The same at moments of the last piece of the loss: its gradient, the two products with it,
     and the end.
@@ -638,22 +678,22 @@ def _loss_moments(
     precision; in fp32 the gradient takes the place of the log-probabilities. CPUs convert the
     product first.
     """
-    shape, w, held = work.shape, work.width, cut(work.shape, mesh.tp)
-    cuda = machine.accelerated and not machine.neuron
+    shape, w, rank_sizes = work.shape, work.width, sizes_of_rank(work.shape, mesh.tp)
+    cuda = machine.has_accelerators and not machine.neuron
     device = "cuda" if cuda else "neuron" if machine.neuron else "cpu"
-    rows = min(tokens, loss_rows(tokens, shape.hidden, held.vocab, device))
+    rows = min(tokens, loss_rows(tokens, shape.hidden, rank_sizes.vocab, device))
     # 8 bytes per logit, 10 on CPUs in half precision without tp: docs/planner-formulas.md.
-    each = 10.0 if w == 2 and mesh.tp == 1 and not cuda else 8.0
+    logit_bytes = 10.0 if w == 2 and mesh.tp == 1 and not cuda else 8.0
     if shape.capped:
-        each = max(each, 8.0 + w)
+        logit_bytes = max(logit_bytes, 8.0 + w)
     # The gradient of hidden states so far, and of all of them.
-    before, whole = w * (tokens - rows) * shape.hidden, w * tokens * shape.hidden
-    rounded = 0.0 if work.lora or w == 4 or cuda else w * held.head
-    again = whole if work.lora else 0.0  # no weight keeps the hidden states
-    yield kept + again, each * rows * held.vocab, before
-    yield kept + again, w * rows * held.vocab, whole + rounded
+    earlier_gradients, hidden_bytes = w * (tokens - rows) * shape.hidden, w * tokens * shape.hidden
+    rounded_head = 0.0 if work.lora or w == 4 or cuda else w * rank_sizes.head
+    recomputed_bytes = hidden_bytes if work.lora else 0.0  # no weight keeps the hidden states
+    yield saved_bytes + recomputed_bytes, logit_bytes * rows * rank_sizes.vocab, earlier_gradients
+    yield saved_bytes + recomputed_bytes, w * rows * rank_sizes.vocab, hidden_bytes + rounded_head
     if rows < tokens:
-        yield kept + again, 0.0, 2 * whole
+        yield saved_bytes + recomputed_bytes, 0.0, 2 * hidden_bytes
 
 
 def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[float, float]]:
@@ -665,22 +705,29 @@ def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[flo
     """
     shape, w, sizes = work.shape, work.width, work.shape.experts
     assert sizes is not None
-    held = cut(next(kind for kind in shape.kinds if kind.experts is not None), mesh.tp, mesh.ep)
+    rank_sizes = sizes_of_rank(
+        next(kind for kind in shape.kinds if kind.experts is not None), mesh.tp, mesh.ep
+    )
     weights = 0.0 if work.lora else float(w)
-    chosen = w * tokens * sizes.chosen * shape.hidden
+    routed_bytes = w * tokens * sizes.chosen * shape.hidden
     rows = w * tokens * work.rows(mesh)
     width = sizes.width / mesh.tp
-    yield 0.0, 2 * chosen + w * tokens * shape.hidden
-    yield chosen, rows * (shape.hidden + 3 * width) + weights * (held.experts - held.gate_up)
-    gone = chosen + rows * (7 if work.bounds_experts else 4) * width
+    yield 0.0, 2 * routed_bytes + w * tokens * shape.hidden
     yield (
-        gone,
-        rows * (shape.hidden + 2 * width) + weights * held.gate_up + w * tokens * shape.hidden,
+        routed_bytes,
+        rows * (shape.hidden + 3 * width) + weights * (rank_sizes.experts - rank_sizes.gate_up),
+    )
+    freed_bytes = routed_bytes + rows * (7 if work.bounds_experts else 4) * width
+    yield (
+        freed_bytes,
+        rows * (shape.hidden + 2 * width)
+        + weights * rank_sizes.gate_up
+        + w * tokens * shape.hidden,
     )
 
 
 def _net_moments(
-    work: Work, mesh: Mesh, stage: int, saved: Mapping[Work, float], kept: float
+    work: Work, mesh: Mesh, stage: int, saved_bytes: Mapping[Work, float], base_bytes: float
 ) -> Iterator[tuple[float, float, float]]:
     """(activations, logits, temporary buffers) when the stage's last gated delta net is computed
     again.
@@ -695,17 +742,21 @@ def _net_moments(
     part = shape.hidden / _along_sequence(mesh)
     # What the backward pass has freed: the layers behind it, its own MLP with the norm before, and
     # its output's norm.
-    gone = saved[net] - tokens * (
+    freed_bytes = saved_bytes[net] - tokens * (
         w * (2 * shape.delta.keys / mesh.tp + values + shape.hidden) + _norm_bytes(work) * part
     )
     if mesh.recompute == "full":
-        kept += saved[net] - w * part * tokens * (len(layers) - 1 - last)
+        base_bytes += saved_bytes[net] - w * part * tokens * (len(layers) - 1 - last)
     else:
-        kept -= sum(saved[work.of_kind(kind)] for kind in layers[last + 1 :])
+        base_bytes -= sum(saved_bytes[work.of_kind(kind)] for kind in layers[last + 1 :])
     if mesh.recompute == "selective":
-        gone = tokens * (4 * w * inner + w * shape.hidden + _norm_bytes(work) * part)
-        kept += tokens * w * (2 * shape.delta.keys / mesh.tp + values)
-    yield kept - gone, 0.0, _net_again(net, mesh, shape.delta) + 2 * tokens * w * shape.hidden
+        freed_bytes = tokens * (4 * w * inner + w * shape.hidden + _norm_bytes(work) * part)
+        base_bytes += tokens * w * (2 * shape.delta.keys / mesh.tp + values)
+    yield (
+        base_bytes - freed_bytes,
+        0.0,
+        _net_recompute_bytes(net, mesh, shape.delta) + 2 * tokens * w * shape.hidden,
+    )
 
 
 def _step_buffers(machine: Machine, width: int, shard: int) -> float:
@@ -724,16 +775,18 @@ def standing_bytes(work: Work, mesh: Mesh) -> float:
     # Ids and labels, int64 each, of all micro-batches of the step.
     ids = 16.0 * work.global_batch / mesh.dp * t
     mask = (
-        float(mesh.micro_batch * t * t) if work.masked and mesh.cp == 1 and not work.varlen else 0.0
+        float(mesh.micro_batch * t * t)
+        if work.has_mask and mesh.cp == 1 and not work.varlen
+        else 0.0
     )
     return ids + t * (2.0 * work.width * sum({kind.head_dim for kind in shape.kinds}) + 8) + mask
 
 
-def _repeats(work: Work, mesh: Mesh) -> bool:
+def _repeats_kv_heads(work: Work, mesh: Mesh) -> bool:
     """Whether attention keeps keys and values once for each query head: torch's kernels with a mask
     need it, and the attention with sinks under masks does it.
     """
-    return (work.masked or work.shape.rules.sinks) and mesh.cp == 1 and not work.varlen
+    return (work.has_mask or work.shape.rules.sinks) and mesh.cp == 1 and not work.varlen
 
 
 def _chunk_scores(work: Work, mesh: Mesh) -> float:
@@ -749,7 +802,7 @@ def _chunk_scores(work: Work, mesh: Mesh) -> float:
 
 
 def _cut_moments(
-    work: Work, machine: Machine, mesh: Mesh, stage: int, kept: float
+    work: Work, machine: Machine, mesh: Mesh, stage: int, base_bytes: float
 ) -> Iterator[tuple[float, float, float]]:
     """The same when attention over cut rows is computed again, on the rank whose queries see whole
     rows.
@@ -763,28 +816,41 @@ def _cut_moments(
     last = max((i for i, kind in enumerate(layers) if kind.delta is None), default=None)
     if last is None:
         return
-    one = layers[last]
-    q, kv = one.heads * one.head_dim / mesh.tp, cut(one, mesh.tp).kv_heads * one.head_dim
-    device = "neuron" if machine.neuron else "cuda" if machine.accelerated else "cpu"
+    layer = layers[last]
+    q, kv = (
+        layer.heads * layer.head_dim / mesh.tp,
+        sizes_of_rank(layer, mesh.tp).kv_heads * layer.head_dim,
+    )
+    device = "neuron" if machine.neuron else "cuda" if machine.has_accelerators else "cpu"
     queries = min(QUERIES[device], work.seq_len / mesh.cp)
-    whole = work.seq_len * mesh.micro_batch
+    whole_tokens = work.seq_len * mesh.micro_batch
     # What the backward pass has freed: the MLP with the norm before it, and the output of
     # attention.
-    gone = tokens * w * ((2 if shape.plain else 4) * one.intermediate / mesh.tp + shape.hidden + q)
-    gone += 0 if shape.plain else tokens * _norm_bytes(work) * shape.hidden / _along_sequence(mesh)
-    keys, mask = (
-        whole * kv * 2 * (w + 4),
-        queries * work.seq_len * (mesh.micro_batch if work.apart else 1),
+    freed_bytes = (
+        tokens * w * ((2 if shape.plain else 4) * layer.intermediate / mesh.tp + shape.hidden + q)
     )
-    mask_or_gradients = max((1 + w) * mask, w * mask + whole * kv * 2 * w)
+    freed_bytes += (
+        0 if shape.plain else tokens * _norm_bytes(work) * shape.hidden / _along_sequence(mesh)
+    )
+    keys, mask = (
+        whole_tokens * kv * 2 * (w + 4),
+        queries * work.seq_len * (mesh.micro_batch if work.separates_documents else 1),
+    )
+    mask_or_gradients = max((1 + w) * mask, w * mask + whole_tokens * kv * 2 * w)
     if work.varlen:
-        mask_or_gradients = whole * (q + kv) * 2.0 * w + _chunk_scores(work.of_kind(one), mesh)
-    waiting = (
+        mask_or_gradients = whole_tokens * (q + kv) * 2.0 * w + _chunk_scores(
+            work.of_kind(layer), mesh
+        )
+    gradient_numbers = (
         3 if shape.plain else 1
     ) * shape.hidden  # gradients: of the residual, of the MLP and of its norm's input
     if machine.neuron:  # scores, their softmax, and the gradients of both
-        mask_or_gradients += 4.0 * w * one.heads / mesh.tp * queries * whole
-    yield kept - gone, 0.0, keys + mask_or_gradients + w * tokens * (2 * q + waiting)
+        mask_or_gradients += 4.0 * w * layer.heads / mesh.tp * queries * whole_tokens
+    yield (
+        base_bytes - freed_bytes,
+        0.0,
+        keys + mask_or_gradients + w * tokens * (2 * q + gradient_numbers),
+    )
 
 
 def _along_sequence(mesh: Mesh) -> int:

@@ -20,8 +20,8 @@ from smtrain.client.planner.memory import (
     micro_batches_in_flight,
     on_machine,
     peak_moment,
+    peak_stages,
     standing_bytes,
-    telling_stages,
 )
 
 
@@ -44,7 +44,7 @@ class CoreNeeds:
         self._peaks: dict[object, Peak] = {}
         self._totals: dict[Mesh, dict[int, float]] = {}
 
-    def least(self, tp: int, pp: int, ep: int, shards: int) -> float:
+    def lower_bound(self, tp: int, pp: int, ep: int, shards: int) -> float:
         """Lower bound of the worst core for any layers of the stages: the mean of the stages'
         weights, gradients and optimizer state.
         """
@@ -53,13 +53,13 @@ class CoreNeeds:
             self._numbers[key] = (
                 rank_numbers(work.shape, tp, ep) / pp * (1 - 1e-9)
             )  # float rounding
-        trained = 0.0 if work.lora else 4.0 + (8.0 + 4.0 * (work.width == 2)) / shards
-        return self._numbers[key] * (work.least_width + trained)
+        trained_width = 0.0 if work.lora else 4.0 + (8.0 + 4.0 * (work.width == 2)) / shards
+        return self._numbers[key] * (work.least_width + trained_width)
 
-    def held(self, tp: int, pp: int, shards: int, ep: int, layers: tuple[int, ...]) -> float:
+    def held_bound(self, tp: int, pp: int, shards: int, ep: int, layers: tuple[int, ...]) -> float:
         """Lower bound of the worst core for any micro-batch and recomputation."""
-        known = self._held.get((tp, pp, shards, ep, layers))
-        return (known or self._held_of(Mesh(tp, pp, shards, layers=layers, ep=ep)))[0]
+        bounds = self._held.get((tp, pp, shards, ep, layers))
+        return (bounds or self._held_of(Mesh(tp, pp, shards, layers=layers, ep=ep)))[0]
 
     def worst(self, mesh: Mesh, limit: float) -> float:
         """Bytes of the worst core, or of the first stage above `limit`: the rest is then not
@@ -70,7 +70,7 @@ class CoreNeeds:
             total = totals.get(stage)
             if total is None:
                 total = totals[stage] = bytes_.total(
-                    self._peak(mesh, stage), self._standing_of(mesh)
+                    self._peak(mesh, stage), self._standing_bytes(mesh)
                 )
             need = max(need, total)
             if need > limit:
@@ -81,26 +81,29 @@ class CoreNeeds:
         """A lower bound of the worst core, and the `held_bytes` of each stage that tells."""
         key = mesh.tp, mesh.pp, mesh.shards, mesh.ep, mesh.layers
         if key not in self._held:
-            held = {
+            held_by_stage = {
                 stage: held_bytes(self._work, self._machine, mesh, stage, numbers)
-                for stage, numbers in self._trained_by_stage(mesh)
+                for stage, numbers in self._parameters_by_stage(mesh)
             }
-            self._held[key] = max(bytes_.least for bytes_ in held.values()), held
+            self._held[key] = (
+                max(bytes_.lower_bound for bytes_ in held_by_stage.values()),
+                held_by_stage,
+            )
         return self._held[key]
 
-    def _standing_of(self, mesh: Mesh) -> float:
+    def _standing_bytes(self, mesh: Mesh) -> float:
         key = mesh.dp, mesh.cp, mesh.micro_batch
         if key not in self._standing:
             self._standing[key] = standing_bytes(self._work, mesh)
         return self._standing[key]
 
-    def _trained_by_stage(self, mesh: Mesh) -> list[tuple[int, tuple[int, int]]]:
+    def _parameters_by_stage(self, mesh: Mesh) -> list[tuple[int, tuple[int, int]]]:
         """Each stage that tells, with its trained parameters and those of them that ep divides."""
         work, key = self._work, (mesh.tp, mesh.pp, mesh.ep, mesh.layers)
         if key not in self._trained:
             self._trained[key] = [
                 (stage, (trained_numbers(work, mesh, stage), expert_share(work, mesh, stage)))
-                for stage in telling_stages(work, mesh)
+                for stage in peak_stages(work, mesh)
             ]
         return self._trained[key]
 

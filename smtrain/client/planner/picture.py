@@ -17,14 +17,12 @@ _WORDS = "memory, step time and cost of the plan"
 
 def card(plan: Plan, text: str) -> str:
     """Bars as an image, and `text`, its summary, below them."""
-    drawn = svg(plan)
+    bars = svg(plan)
     # A line too long for the picture continues below its text, as on a terminal.
     lines = [
         (line, 2 if line.startswith("!") or line[:1].isdigit() else 12) for line in text.split("\n")
     ]
-    return render(
-        "plan.html", picture=image(drawn, _WORDS, BARS_WIDE) if drawn else "", lines=lines
-    )
+    return render("plan.html", picture=image(bars, _WORDS, BARS_WIDE) if bars else "", lines=lines)
 
 
 def svg(plan: Plan) -> str:

@@ -13,7 +13,7 @@ from smtrain.client.config.load import Source
 from smtrain.client.planner import reference_pass, settle
 from smtrain.client.planner.calibration import (
     Correction,
-    Near,
+    NearestRun,
     best_published,
     correction,
     nearest,
@@ -25,7 +25,7 @@ from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.long_rows import long_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
-from smtrain.client.planner.measured import basis
+from smtrain.client.planner.measured import speed_basis
 from smtrain.client.planner.memory import (
     CoreMemory,
     HostMemory,
@@ -35,9 +35,9 @@ from smtrain.client.planner.memory import (
 )
 from smtrain.client.planner.preparing import preparing_warnings
 from smtrain.client.planner.resolve import subject
-from smtrain.client.planner.resolve_mesh import accepted, fit_faults
+from smtrain.client.planner.resolve_mesh import fit_faults, is_accepted
 from smtrain.client.planner.result import Choice, Plan
-from smtrain.client.planner.search import Candidate, doubts, search
+from smtrain.client.planner.search import Candidate, mesh_warnings, search
 from smtrain.client.planner.stage_estimates import StageEstimates
 from smtrain.client.planner.stages import machine_for
 from smtrain.client.planner.this_machine import is_here, plan_here
@@ -73,7 +73,7 @@ _START_HERE_S = 30.0
 """Assumed start of a job on an existing machine: no machine to wait for and no image, only
 imports and loading.
 """
-_SHOWN = 5
+_CHOICES = 5
 """Number of choices in a plan."""
 
 
@@ -151,65 +151,86 @@ def plan(
     )
     if is_here(config) and not of_instances:
         return plan_here(config, measured)
-    described = machines_known(config, machine_file)
-    known = Prices(
+    own_machines = machines_known(config, machine_file)
+    price_table = Prices(
         prices or own_prices(),
-        [*own_price_rows(described), *price_given(config.compute)],
+        [*own_price_rows(own_machines), *price_given(config.compute)],
         config.target,
     )
-    some = [machine_of(t, n, described, config.compute.environment) for t, n in machines]
-    own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
+    requested_machines = [
+        machine_of(t, n, own_machines, config.compute.environment) for t, n in machines
+    ]
+    machine = (
+        requested_machines[0] if machines and not is_planned(config) else Machine.of_config(config)
+    )
     mesh = Mesh.of_config(config, shape.layers)
     config = settle.for_machines(config)
     work, _ = work_of(config, shape)
-    where = some[0] if len(machines) == 1 and machines[0][0] in described else own
-    corrected = correction(work, where, mesh, measured)
+    measured_machine = (
+        requested_machines[0] if len(machines) == 1 and machines[0][0] in own_machines else machine
+    )
+    speed_correction = correction(work, measured_machine, mesh, measured)
     limits = Limits(budget, deadline_hours)
     by_cost = rank_by == "cost" or limits.only_deadline
-    market = _Market(config, tuple(some) or (own,), known, corrected, by_cost, described)
-    ways = market.ways(work, own, all_=market.by_cost or bool(limits.given))
-    choices = market.ranked(way for way in ways if limits.kept(way[1]))
-    unpriced = market.unpriced([c for c, _ in ways]) if budget is not None else []
-    beyond = limits.relaxed(ways)
-    if best or machines or limits.given:
+    market = _Market(
+        config,
+        tuple(requested_machines) or (machine,),
+        price_table,
+        speed_correction,
+        by_cost,
+        own_machines,
+    )
+    ways = market.ways(work, machine, every_mesh=market.by_cost or bool(limits.names))
+    choices = market.rank(way for way in ways if limits.allows(way[1]))
+    unpriced_types = market.unpriced_types([c for c, _ in ways]) if budget is not None else []
+    beyond = limits.gains_without(ways)
+    if best or machines or limits.names:
         if not choices:
-            raise _no_choice(config, [c for c, _ in ways], unpriced, limits, beyond)
-        own, mesh = choices[0][0].machine, choices[0][0].mesh
-        work, _ = work_of(config, shape, _engine(config, own), neuron=own.neuron)
-    made = _plan(_as_own(config, own, described), work, own, mesh, choices, known, corrected)
-    same = next((c for c, _ in choices if c.machine == own), None)
-    beyond += larger_batch(config, same, market.legal)
-    said = [*made.warnings]
+            raise _no_choice(config, [c for c, _ in ways], unpriced_types, limits, beyond)
+        machine, mesh = choices[0][0].machine, choices[0][0].mesh
+        work, _ = work_of(config, shape, _engine(config, machine), neuron=machine.neuron)
+    result = _plan(
+        _on_own_machine(config, machine, own_machines),
+        work,
+        machine,
+        mesh,
+        choices,
+        price_table,
+        speed_correction,
+    )
+    same_machine = next((c for c, _ in choices if c.machine == machine), None)
+    beyond += larger_batch(config, same_machine, market.legal)
+    warnings = [*result.warnings]
     if (
         target is None
         and not of_instances
         and TARGETS[config.target].rented
         and _default_machines(config)
     ):
-        said.append(
-            f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans"
+        warnings.append(
+            f"no compute.instance_type is named, so this is {machine.type} on AWS; --target local plans"
             " this machine"
         )
-    if unpriced:
-        said.append(
-            f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
+    if unpriced_types:
+        warnings.append(
+            f"no price is known for {' and '.join(unpriced_types)}, which the budget therefore leaves out"
         )
-    return replace(made, relaxed=tuple(beyond), warnings=tuple(said))
+    return replace(result, relaxed=tuple(beyond), warnings=tuple(warnings))
 
 
-def _as_own(
-    config: JobConfig, machine: Machine, described: Mapping[str, MachineEntry]
+def _on_own_machine(
+    config: JobConfig, machine: Machine, own_machines: Mapping[str, MachineEntry]
 ) -> JobConfig:
     """The config as it runs on a machine of the user's own, if this is one: no start, image or bill
     of AWS.
     """
     if (
-        machine.type not in described
+        machine.type not in own_machines
         or is_of_aws(machine.type)
         or not TARGETS[config.target].rented
     ):
         return config
-    entry = {machine.type: described[machine.type]}
+    entry = {machine.type: own_machines[machine.type]}
     compute = config.compute.model_copy(
         update={"instance_type": machine.type, "instance_count": machine.count}
     )
@@ -229,22 +250,22 @@ def _check_limits(**limits: float | None) -> None:
 
 def _no_choice(
     config: JobConfig,
-    found: Sequence[Candidate],
-    unpriced: Sequence[str],
+    candidates: Sequence[Candidate],
+    unpriced_types: Sequence[str],
     limits: Limits,
     beyond: Sequence[str],
 ) -> ConfigError:
     """The error of a search that found meshes, none within the limits, or found none at all."""
-    if unpriced and len(unpriced) == len({c.machine.type for c in found}):
-        what = _no_price(" and ".join(unpriced), option_of(config.compute))
+    if unpriced_types and len(unpriced_types) == len({c.machine.type for c in candidates}):
+        reason = _no_price(" and ".join(unpriced_types), option_of(config.compute))
         return ConfigError(
-            f"budget: {what}, so whether it is kept cannot be known; give one with --prices",
+            f"budget: {reason}, so whether it is kept cannot be known; give one with --prices",
             code="config.combination",
         )
-    within = f" within {' and '.join(limits.given)}" if limits.given and found else ""
+    limit_words = f" within {' and '.join(limits.names)}" if limits.names and candidates else ""
     ways = "".join(f", or {way}" for way in beyond)
     return ConfigError(
-        f"compute: no mesh of these machines trains the model{within}; take more or larger"
+        f"compute: no mesh of these machines trains the model{limit_words}; take more or larger"
         f" ones{ways}",
         code="config.combination",
     )
@@ -257,9 +278,9 @@ class _Market:
     config: JobConfig
     machines: tuple[Machine, ...]
     prices: Prices
-    corrected: Correction
+    correction: Correction
     by_cost: bool
-    described: Mapping[str, MachineEntry]
+    own_machines: Mapping[str, MachineEntry]
 
     def legal(self, config: JobConfig) -> Iterator[Candidate]:
         """The meshes that pass a config's checks, fastest first, checked lazily: there may be
@@ -267,25 +288,27 @@ class _Market:
         """
         return _legal(config, self._by_time(config))
 
-    def ways(self, work: Work, own: Machine, *, all_: bool) -> list[Way]:
+    def ways(self, work: Work, machine: Machine, *, every_mesh: bool) -> list[Way]:
         """All meshes with their costs, or only those that a plan shows and one for machine
         `own`.
         """
-        found = self._by_time(self.config)
-        if all_:
-            kept = [*_legal(self.config, found)]
+        candidates = self._by_time(self.config)
+        if every_mesh:
+            legal_candidates = [*_legal(self.config, candidates)]
         else:
-            kept = [*islice(_legal(self.config, found), _SHOWN)]
-            others = (c for c in found if c.machine == own and c not in kept)
-            kept += islice(_legal(self.config, others), 1)
-        return [(c, self._cost(work, c)) for c in kept]
+            legal_candidates = [*islice(_legal(self.config, candidates), _CHOICES)]
+            same_machine = (
+                c for c in candidates if c.machine == machine and c not in legal_candidates
+            )
+            legal_candidates += islice(_legal(self.config, same_machine), 1)
+        return [(c, self._cost(work, c)) for c in legal_candidates]
 
-    def ranked(self, ways: Iterable[Way]) -> list[Way]:
+    def rank(self, ways: Iterable[Way]) -> list[Way]:
         return sorted(ways, key=lambda way: dollars(way[1]) if self.by_cost else way[1].train_hours)
 
-    def unpriced(self, found: Sequence[Candidate]) -> list[str]:
+    def unpriced_types(self, candidates: Sequence[Candidate]) -> list[str]:
         """Instance types without a known price, which no budget can be compared with."""
-        types = dict.fromkeys(c.machine.type for c in found)
+        types = dict.fromkeys(c.machine.type for c in candidates)
         return [
             t
             for t in types
@@ -294,17 +317,17 @@ class _Market:
         ]
 
     def _by_time(self, config: JobConfig) -> list[Candidate]:
-        found = _search(config, self.machines)
-        return sorted(map(self._corrected, found), key=_step_s)
+        candidates = _search(config, self.machines)
+        return sorted(map(self._correct_speed, candidates), key=_step_s)
 
-    def _corrected(self, way: Candidate) -> Candidate:
-        factor = self.corrected.of(way.machine)
+    def _correct_speed(self, way: Candidate) -> Candidate:
+        factor = self.correction.of(way.machine)
         return way if factor == 1.0 else replace(way, step_s=way.step_s / factor)
 
     def _cost(self, work: Work, way: Candidate) -> Cost:
         """The cost of all steps, of which a batch ramp makes the first shorter."""
         mean = way.step_s * ramp_share(work, way.machine, way.mesh, self.config.train.batches())
-        config = _as_own(self.config, way.machine, self.described)
+        config = _on_own_machine(self.config, way.machine, self.own_machines)
         return _cost(config, work, way.machine, config.train.steps, mean, self.prices)
 
 
@@ -314,8 +337,8 @@ def _step_s(way: Candidate) -> float:
 
 def _engine(config: JobConfig, machine: Machine) -> EngineName:
     """The engine that a config names, else the default of the machine."""
-    named = TARGETS[config.target].here or "engine" in config.train.model_fields_set
-    return config.train.engine if named else engine_of(machine.type)
+    names_engine = TARGETS[config.target].here or "engine" in config.train.model_fields_set
+    return config.train.engine if names_engine else engine_of(machine.type)
 
 
 def _default_machines(config: JobConfig) -> bool:
@@ -328,23 +351,25 @@ def _no_price(type_: str, option: str) -> str:
 
 def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
     """All meshes that fit these machines, each with the engine that runs on its machine."""
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     shape = shape_of(config)
     kinds = {machine: (_engine(config, machine), machine.neuron) for machine in machines}
     if not shape.by_nxd:
         kinds = {machine: kind for machine, kind in kinds.items() if kind[0] != "nxd"}
     for engine, neuron in dict.fromkeys(kinds.values()):
-        some = [m for m in kinds if kinds[m] == (engine, neuron)]
+        group = [m for m in kinds if kinds[m] == (engine, neuron)]
         work, recompute = work_of(config, shape, engine, neuron=neuron)
         if TARGETS[config.target].rented:
-            some = [m for m in some if engine_fault(engine, m.type) is None]
-        found += search(work, some, recompute=recompute)
-    return found
+            group = [m for m in group if engine_fault(engine, m.type) is None]
+        candidates += search(work, group, recompute=recompute)
+    return candidates
 
 
-def _legal(config: JobConfig, found: Iterable[Candidate]) -> Iterator[Candidate]:
+def _legal(config: JobConfig, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """The meshes that pass the config's checks, checked lazily: there may be thousands."""
-    return (c for c in found if accepted(config, c.machine, c.mesh, _engine(config, c.machine)))
+    return (
+        c for c in candidates if is_accepted(config, c.machine, c.mesh, _engine(config, c.machine))
+    )
 
 
 @dataclass(frozen=True)
@@ -357,35 +382,39 @@ class _Estimate:
     core: CoreMemory | None
     host: HostMemory | None
     step: StepTime | None
-    near: Near | None
-    own: bool
+    nearest_run: NearestRun | None
+    by_own_run: bool
     """Whether a run of the user's own corrects it."""
-    untried: bool
+    is_unpublished: bool
     """Whether no run of this engine on this chip was published."""
     wide: float
     """Logarithm of the factor that the speed may be off by."""
 
     @property
-    def calibrated(self) -> bool:
-        return self.own or (self.near is not None and self.near.calibrated and not self.untried)
+    def is_calibrated(self) -> bool:
+        return self.by_own_run or (
+            self.nearest_run is not None
+            and self.nearest_run.is_calibrated
+            and not self.is_unpublished
+        )
 
 
 def _estimate(
-    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, corrected: Correction
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, correction: Correction
 ) -> _Estimate:
     faults = fit_faults(config, work, machine, mesh)
     legal = not faults or faults[0].startswith("memory:")
-    near = nearest(work, machine, mesh)
-    untried = _engine(config, machine) == "native" and machine.neuron
+    nearest_run = nearest(work, machine, mesh)
+    is_unpublished = _engine(config, machine) == "native" and machine.neuron
     return _Estimate(
         faults=faults,
         core=worst_core(work, machine, mesh)[1] if legal else None,
         host=host_memory(work, machine, mesh) if legal else None,
-        step=step_time(work, machine, mesh).faster(corrected.of(machine)) if legal else None,
-        near=near,
-        own=corrected.is_own(machine),
-        untried=untried,
-        wide=width_of(work, machine, near, corrected, untried=untried),
+        step=step_time(work, machine, mesh).speed_up(correction.of(machine)) if legal else None,
+        nearest_run=nearest_run,
+        by_own_run=correction.is_own(machine),
+        is_unpublished=is_unpublished,
+        wide=width_of(work, machine, nearest_run, correction, is_unpublished=is_unpublished),
     )
 
 
@@ -394,7 +423,7 @@ class _Speed:
     """Sequences and tokens a second, and the share of the chips' peak; None: not known."""
 
     sequences: float | None
-    most: float
+    peak_rate: float
     """Sequences a second at the chips' peak."""
     tokens: float | None
     mfu: float | None
@@ -402,12 +431,12 @@ class _Speed:
     @classmethod
     def of(cls, work: Work, machine: Machine, step: StepTime | None) -> _Speed:
         flops, peak = work.shape.flops_per_token(work.seq_len), machine.core_flops * machine.world
-        most = peak / flops / work.seq_len
+        peak_rate = peak / flops / work.seq_len
         if step is None:
-            return cls(None, most, None, None)
+            return cls(None, peak_rate, None, None)
         rate = work.global_batch / step.total
         tokens = rate * work.seq_len
-        return cls(rate, most, tokens, tokens * flops / peak)
+        return cls(rate, peak_rate, tokens, tokens * flops / peak)
 
     def range(self, wide: float) -> dict[str, float] | None:
         rate = self.sequences
@@ -416,7 +445,7 @@ class _Speed:
         return {
             "value": rate,
             "low": rate * exp(-wide),
-            "high": min(rate * exp(wide), max(self.most, rate)),
+            "high": min(rate * exp(wide), max(self.peak_rate, rate)),
         }
 
 
@@ -427,59 +456,62 @@ def _plan(
     mesh: Mesh,
     choices: list[Way],
     prices: Prices,
-    corrected: Correction,
+    correction: Correction,
 ) -> Plan:
-    made = _estimate(config, work, machine, mesh, corrected)
-    step, core, host, steps = made.step, made.core, made.host, config.train.steps
-    spent = lost = None
+    estimate = _estimate(config, work, machine, mesh, correction)
+    step, core, host, steps = estimate.step, estimate.core, estimate.host, config.train.steps
+    cost = saving = None
     stages = StageEstimates.of(config, machine, prices)
     if step and steps:
         mean = step.total * ramp_share(work, machine, mesh, config.train.batches())
-        lost = _saving(config, work, machine, mean, prices)
-        spent = _cost(config, work, machine, steps, mean, prices)
+        saving = _saving(config, work, machine, mean, prices)
+        cost = _cost(config, work, machine, steps, mean, prices)
     speed, options = _Speed.of(work, machine, step), None
-    if step and not made.faults:
+    if step and not estimate.faults:
         options = GpuOptions.of(
-            work, machine, mesh, _price_of(config, work, machine, prices), corrected.of(machine)
+            work, machine, mesh, _price_of(config, work, machine, prices), correction.of(machine)
         )
     hourly = prices.find(machine.type, option_of(config.compute), config.compute.region)
-    used = spent.prices if spent else (hourly,) if hourly else ()
+    used = cost.prices if cost else (hourly,) if hourly else ()
     warnings: list[str] = []
-    if step and not made.faults:
-        same = [
-            replace(c, step_s=c.step_s * corrected.of(machine))
+    if step and not estimate.faults:
+        same_machine = [
+            replace(c, step_s=c.step_s * correction.of(machine))
             for c, _ in choices
             if c.machine == machine
         ]
-        warnings += doubts(work, machine, mesh, min(same, key=_step_s, default=None))
-        warnings += run_warnings(config, work, machine, step.total, spent, lost)
+        warnings += mesh_warnings(work, machine, mesh, min(same_machine, key=_step_s, default=None))
+        warnings += run_warnings(config, work, machine, step.total, cost, saving)
         warnings += memory_warnings(work, machine, mesh)
         warnings += reference_pass.warnings(config, work, mesh, step.total)
     warnings += ramp_warnings(config)
     warnings += (
-        image_warnings(config) + about_model(config) + long_rows(config) + corrected.said(machine)
+        image_warnings(config)
+        + about_model(config)
+        + long_rows(config)
+        + correction.describe(machine)
     )
     if not TARGETS[config.target].here:
         warnings += preparing_warnings(
             config, _preparing(config), text_bytes(config), prices.assumptions
         )
-    warnings += _calibration_warnings(config, work, machine, mesh, made, prices)
+    warnings += _calibration_warnings(config, work, machine, mesh, estimate, prices)
     warnings += (
         _stage_warnings(stages, prices, config.compute.region)
-        if spent and spent.total is not None
+        if cost and cost.total is not None
         else []
     )
-    warnings += _price_warnings(config, machine, used, known=hourly is not None)
-    warnings += _optimism(work, machine, made, speed)
-    billed = config.train.samples * work.seq_len / 1e6
+    warnings += _price_warnings(config, machine, used, has_price=hourly is not None)
+    warnings += _optimism_warnings(work, machine, estimate, speed)
+    million_tokens = config.train.samples * work.seq_len / 1e6
     return Plan(
         model=model_name(config),
         parameters=work.parameters,
         active_parameters=work.shape.active_parameters() if work.shape.experts else None,
         machines=_machines(machine),
         mesh=mesh,
-        fits=not made.faults,
-        faults=made.faults,
+        fits=not estimate.faults,
+        faults=estimate.faults,
         warnings=tuple(warnings),
         memory_gib=(
             _gib({**asdict(core), "total": core.total, "available": machine.core_bytes})
@@ -488,19 +520,21 @@ def _plan(
         ),
         host_memory_gib=_gib({**asdict(host), "available": machine.host_bytes}) if host else {},
         step_s=step.parts() if step else None,
-        sequences_per_s=speed.range(made.wide),
+        sequences_per_s=speed.range(estimate.wide),
         tokens_per_s=speed.tokens,
         mfu=speed.mfu,
-        calibrated=made.calibrated,
-        nearest=str(made.near.run) if made.near else None,
-        hours=spent.train_hours if spent else None,
-        attempts=spent.attempts if spent and TARGETS[config.target].repeats else None,
-        dollars=spent.total if spent else None,
-        dollars_by_item=spent.items if spent else {},
-        hours_by_stage=spent.hours if spent and TARGETS[config.target].rented else {},
-        unestimated=stages.unknown,
+        calibrated=estimate.is_calibrated,
+        nearest=str(estimate.nearest_run.run) if estimate.nearest_run else None,
+        hours=cost.train_hours if cost else None,
+        attempts=cost.attempts if cost and TARGETS[config.target].repeats else None,
+        dollars=cost.total if cost else None,
+        dollars_by_item=cost.items if cost else {},
+        hours_by_stage=cost.hours if cost and TARGETS[config.target].rented else {},
+        unestimated=stages.unestimated_reasons,
         dollars_per_million_tokens=(
-            spent.total / billed if spent and spent.total is not None and billed else None
+            cost.total / million_tokens
+            if cost and cost.total is not None and million_tokens
+            else None
         ),
         tokens_per_dollar=(
             speed.tokens * HOUR / (hourly.dollars_per_hour * machine.count)
@@ -509,18 +543,18 @@ def _plan(
         ),
         prices=used,
         other_prices=tuple(
-            p for p in prices.known(machine.type, config.compute.region) if p not in used
+            p for p in prices.prices_of(machine.type, config.compute.region) if p not in used
         ),
-        save=lost,
+        save=saving,
         save_interval_steps=(
-            max(1, round(lost.best_interval_s / step.total)) if lost and step else None
+            max(1, round(saving.best_interval_s / step.total)) if saving and step else None
         ),
         checkpoint_gib=checkpoint_bytes(work) / GIB,
         choices=tuple(
             Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB)
-            for c, b in choices[:_SHOWN]
+            for c, b in choices[:_CHOICES]
         ),
-        by_own_run=made.own,
+        by_own_run=estimate.by_own_run,
         billed=TARGETS[config.target].rented,
         gpu_options=options,
     )
@@ -534,86 +568,100 @@ def _price_of(
     def price(step_s: float) -> tuple[float | None, float | None]:
         if not config.train.steps:
             return None, None
-        spent = _cost(config, work, machine, config.train.steps, step_s, prices)
-        return spent.train_hours, spent.total
+        cost = _cost(config, work, machine, config.train.steps, step_s, prices)
+        return cost.train_hours, cost.total
 
     return price
 
 
 def _calibration_warnings(
-    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, made: _Estimate, prices: Prices
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, estimate: _Estimate, prices: Prices
 ) -> list[str]:
     """Say what the estimate of time rests on, unless it rests on a run like this one."""
     warnings = []
-    if not made.calibrated:
-        where = machine.type if made.near is None else f"this shape (nearest: {made.near.run})"
-        where = (
-            f"a mixture of experts on {where}"
-            if made.near is None and work.shape.experts
-            else where
+    if not estimate.is_calibrated:
+        subject_words = (
+            machine.type
+            if estimate.nearest_run is None
+            else f"this shape (nearest: {estimate.nearest_run.run})"
+        )
+        subject_words = (
+            f"a mixture of experts on {subject_words}"
+            if estimate.nearest_run is None and work.shape.experts
+            else subject_words
         )
         warnings.append(
-            f"uncalibrated: no training run was published for {where}; throughput is by peak ratio,"
-            f" off by up to {exp(made.wide):.1f} times"
+            f"uncalibrated: no training run was published for {subject_words}; throughput is by peak ratio,"
+            f" off by up to {exp(estimate.wide):.1f} times"
         )
     if TARGETS[config.target].rented and (lack := sagemaker_lack(machine.type)):
         warnings.append(lack)
-    if made.untried:
+    if estimate.is_unpublished:
         first = _first_step_s(config, machine, prices)
-        warnings += neuron_warnings(config, work, machine, mesh, first, measured=made.own)
+        warnings += neuron_warnings(
+            config, work, machine, mesh, first, has_own_run=estimate.by_own_run
+        )
     if kernels_of(machine):
-        warnings += basis(work, machine)
+        warnings += speed_basis(work, machine)
     elif _engine(config, machine) == "native":
-        whose = (
+        libraries = (
             "llm-foundry's, torchtitan's and Megatron-LM's"
             if machine.link
             else "neuronx-distributed's and NeMo's"
         )
         if work.shape.experts:
-            whose = (
+            libraries = (
                 "NeMo AutoModel's and Megatron-core's on H100, nearly all with even loads of"
                 " experts"
             )
-        warnings.append(f"the published runs are {whose}; none is of the native engine")
+        warnings.append(f"the published runs are {libraries}; none is of the native engine")
     return warnings
 
 
 def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) -> list[str]:
     """Name what the time and the cost of the stages leave out."""
-    said = [
+    warnings = [
         f"{name}: its time leaves out {part}, of which nothing is known"
         for name, part in stages.left_out.items()
     ]
-    missing = [
-        stage for stage in stages.known if prices.find(stage.type, "on_demand", region) is None
+    unpriced_stages = [
+        stage for stage in stages.estimates if prices.find(stage.type, "on_demand", region) is None
     ]
-    return said + [
-        f"{one.name}: {_no_price(one.type, 'on_demand')}, so the cost leaves it out"
-        for one in missing
+    return warnings + [
+        f"{stage.name}: {_no_price(stage.type, 'on_demand')}, so the cost leaves it out"
+        for stage in unpriced_stages
     ]
 
 
 def _price_warnings(
-    config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool
+    config: JobConfig, machine: Machine, used: Sequence[Price], *, has_price: bool
 ) -> list[str]:
     """Name the prices that are guesses, and the missing one."""
     guesses = [f"price: {price}" for price in used if price.guess]
     target = TARGETS[config.target]
-    if known or target.own_machines or (target.here and config.has_own_machine):
+    if has_price or target.own_machines or (target.here and config.has_own_machine):
         return guesses
     if not TARGETS[config.target].sagemaker:
-        what = f"no price is known for {machine.type} {TARGETS[config.target].place}"
-        return [f"{what}; give one as machines.{machine.type}.dollars_per_hour", *guesses]
+        reason = f"no price is known for {machine.type} {TARGETS[config.target].place}"
+        return [f"{reason}; give one as machines.{machine.type}.dollars_per_hour", *guesses]
     return [
         f"{_no_price(machine.type, option_of(config.compute))}; give one with --prices",
         *guesses,
     ]
 
 
-def _optimism(work: Work, machine: Machine, made: _Estimate, speed: _Speed) -> list[str]:
+def _optimism_warnings(
+    work: Work, machine: Machine, estimate: _Estimate, speed: _Speed
+) -> list[str]:
     """Say that a plan is faster than any published run on its chip, if it rests on these."""
     top = best_published(machine, experts=work.shape.experts is not None)
-    if not speed.mfu or made.faults or top is None or speed.mfu <= top.mfu or kernels_of(machine):
+    if (
+        not speed.mfu
+        or estimate.faults
+        or top is None
+        or speed.mfu <= top.mfu
+        or kernels_of(machine)
+    ):
         return []  # known kernels are bounded by what was measured of them
     return [
         f"optimistic: {speed.mfu:.0%} of peak is planned, and the best ever published for this chip"
@@ -638,16 +686,16 @@ def _saving(
 def _cost(
     config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices
 ) -> Cost:
-    lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
+    saving = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
     return cost(
         work,
         machine,
         steps,
         step_s,
-        lost,
+        saving,
         option=option_of(config.compute),
         keep_alive_s=config.compute.keep_alive,
-        stages=StageEstimates.of(config, machine, prices).known if steps else (),
+        stages=StageEstimates.of(config, machine, prices).estimates if steps else (),
         region=config.compute.region,
         prices=prices,
         attempt_s=_attempt_s(config),

@@ -35,24 +35,26 @@ def read(tags: Iterable[Mapping[str, str]]) -> dict[str, float]:
     return {name: float(number) for name, equals, number in pairs if equals and name in _FIELDS}
 
 
-def compare(planned: Mapping[str, float], tokens_per_s: float | None) -> str:
+def compare(plan_values: Mapping[str, float], tokens_per_s: float | None) -> str:
     """One line: the plan, and the actual throughput."""
-    if "tokens_per_s" not in planned:
+    if "tokens_per_s" not in plan_values:
         return "no throughput was planned"
-    text = f"{planned['tokens_per_s']:,.0f} tokens/s"
-    if "hours" in planned:
-        text += f", {planned['hours']:.1f} h"
-    if "dollars" in planned:
-        text += f", ${planned['dollars']:,.2f}"
+    text = f"{plan_values['tokens_per_s']:,.0f} tokens/s"
+    if "hours" in plan_values:
+        text += f", {plan_values['hours']:.1f} h"
+    if "dollars" in plan_values:
+        text += f", ${plan_values['dollars']:,.2f}"
     if tokens_per_s:
-        share = tokens_per_s / planned["tokens_per_s"]
-        low, high = (planned.get(end, 0) / planned["sequences_per_s"] for end in ("low", "high"))
-        where = (
+        share = tokens_per_s / plan_values["tokens_per_s"]
+        low, high = (
+            plan_values.get(end, 0) / plan_values["sequences_per_s"] for end in ("low", "high")
+        )
+        mesh_words = (
             "within the plan"
             if low <= share <= high
             else "below the plan"
             if share < low
             else "above the plan"
         )
-        text += f"; actual {tokens_per_s:,.0f} tokens/s, {share:.0%} of it, {where}"
+        text += f"; actual {tokens_per_s:,.0f} tokens/s, {share:.0%} of it, {mesh_words}"
     return text

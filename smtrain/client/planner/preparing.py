@@ -18,7 +18,7 @@ from smtrain.core.targets import TARGETS
 
 _DOCUMENT = 3000  # bytes
 _BANDS = 16  # of the default similarity and permutations
-_STORED, _BYTES_A_KEY, _PASS_BYTES = (
+_STORED_BYTES, _BYTES_A_KEY, _PASS_BYTES = (
     12,
     64,
     512 << 20,
@@ -41,10 +41,10 @@ def refining_seconds(
         "data.language": ("language",) if data.language else (),
         "data.decontaminate": ("tests",) if data.decontaminate else (),
     }
-    each = {
+    seconds_per_mb = {
         key: sum(1 / a[f"{name}_mb_per_s_vcpu"] for name in names) for key, names in passes.items()
     }
-    return {key: seconds / 1e6 / vcpus(kind) for key, seconds in each.items() if seconds}
+    return {key: seconds / 1e6 / vcpus(kind) for key, seconds in seconds_per_mb.items() if seconds}
 
 
 def reading_seconds(
@@ -52,8 +52,10 @@ def reading_seconds(
 ) -> float:
     """Seconds from the first byte of text to the last token."""
     a = assumptions or table("prices")["assumptions"]
-    each = 1 / (a["tokenize_mb_per_s"] * 1e6) + sum(refining_seconds(config.data, kind, a).values())
-    return float(each * size / config.data.machines)
+    seconds_per_byte = 1 / (a["tokenize_mb_per_s"] * 1e6) + sum(
+        refining_seconds(config.data, kind, a).values()
+    )
+    return float(seconds_per_byte * size / config.data.machines)
 
 
 def vcpus(kind: str) -> int:
@@ -76,20 +78,18 @@ def duplicates_warning(data: Data, kind: str, assumptions: Mapping[str, float]) 
     }
     if data.machines == 1 or not any(rows.values()):
         return ""
-    each = []
-    for key, asked in rows.items():
+    passes = []
+    for key, is_requested in rows.items():
         keys = 1e12 / _DOCUMENT * (_BANDS if key == "data.near_duplicates" else 1)
         tasks = ceil(keys * _BYTES_A_KEY / _PASS_BYTES)
         seconds = keys / assumptions["duplicate_keys_per_s_vcpu"] / vcpus(kind) / data.machines
-        if asked:
-            each.append(
-                f"{key} {spell(seconds)}, {keys * _STORED / 1e9:.0f} GB written, then read in"
+        if is_requested:
+            passes.append(
+                f"{key} {spell(seconds)}, {keys * _STORED_BYTES / 1e9:.0f} GB written, then read in"
                 f" pieces, {tasks} tasks of 0.5 GB of memory"
             )
     bands = f" and {_BANDS} bands" if rows["data.near_duplicates"] else ""
-    return (
-        f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(each)} (computed)"
-    )
+    return f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(passes)} (computed)"
 
 
 def preparing_warnings(
@@ -101,16 +101,20 @@ def preparing_warnings(
     data, out = config.data, []
     if passes := {} if data.prepared else refining_seconds(data, kind, assumptions):
         machines = data.machines
-        where = f"{kind}, {machines} of them" if machines > 1 else kind
-        each = ", ".join(
+        machine_words = f"{kind}, {machines} of them" if machines > 1 else kind
+        pass_words = ", ".join(
             f"{key} {spell(seconds * 1e9 / machines)}" for key, seconds in passes.items()
         )
-        whole = f"; {spell(sum(passes.values()) * size / machines)} for this text" if size else ""
-        out.append(f"prepare: on {where}, a GB of text takes {each}{whole}")
+        total_words = (
+            f"; {spell(sum(passes.values()) * size / machines)} for this text" if size else ""
+        )
+        out.append(f"prepare: on {machine_words}, a GB of text takes {pass_words}{total_words}")
     if not data.prepared and (
-        said := duplicates_warning(data, kind, assumptions or table("prices")["assumptions"])
+        duplicates_note := duplicates_warning(
+            data, kind, assumptions or table("prices")["assumptions"]
+        )
     ):
-        out.append(said)
+        out.append(duplicates_note)
     if TARGETS[config.target].rented:
         for need in package_needs(config.model_dump()):
             if need == "data.machines" and data.machines > 1:

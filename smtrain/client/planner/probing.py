@@ -46,8 +46,8 @@ def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
     """
     processes, number = _devices(config), "bf16" if config.train.precision == "bf16" else "fp32"
     key = _key(processes, number)
-    kept = _kept().get(key)
-    if kept is None and measure:
+    entry = _load_measurements().get(key)
+    if entry is None and measure:
         if not present("torch"):
             return Speed(
                 None, f"the speed of this machine cannot be measured: {missing_module('torch')}"
@@ -55,23 +55,23 @@ def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
         say("measuring this machine, once: matrix multiplication, some 5 seconds", error=True)
         busy = os.getloadavg()[0] > BUSY * cores_here()
         with spinner("measuring this machine"):
-            found = _measured(processes, number)
-        if isinstance(found, str):
-            return Speed(None, f"the speed of this machine could not be measured ({found})")
-        kept = found
+            measurement = _measure(processes, number)
+        if isinstance(measurement, str):
+            return Speed(None, f"the speed of this machine could not be measured ({measurement})")
+        entry = measurement
         if busy:
             say(
                 "this machine is busy with other things, so the measurement is not kept", error=True
             )
         else:
-            _keep(key, kept)
-    if kept is None:
+            _save_measurement(key, entry)
+    if entry is None:
         return Speed(
             None, "the speed of this machine is not measured yet; `smtrain plan CONFIG` measures it"
         )
     share = processes / config.world_size  # more processes than devices share these
     return Speed(
-        kept.model_copy(update={"devices": config.world_size, "tflops": kept.tflops * share})
+        entry.model_copy(update={"devices": config.world_size, "tflops": entry.tflops * share})
     )
 
 
@@ -96,18 +96,19 @@ def _file() -> Path:
     return home_path() / FILE
 
 
-def _kept() -> dict[str, MachineEntry]:
+def _load_measurements() -> dict[str, MachineEntry]:
     """All kept measurements; a file that cannot be read counts as empty and is replaced."""
     try:
-        kept = read_object(_file())
-        return {key: MachineEntry.model_validate(entry) for key, entry in kept.items()}
+        entries = read_object(_file())
+        return {key: MachineEntry.model_validate(entry) for key, entry in entries.items()}
     except (OSError, ValueError, AttributeError, ValidationError):
         return {}
 
 
-def _keep(key: str, entry: MachineEntry) -> None:
+def _save_measurement(key: str, entry: MachineEntry) -> None:
     plain = {
-        name: one.model_dump(exclude_none=True) for name, one in {**_kept(), key: entry}.items()
+        name: measurement.model_dump(exclude_none=True)
+        for name, measurement in {**_load_measurements(), key: entry}.items()
     }
     with contextlib.suppress(
         OSError, SmtrainError
@@ -116,17 +117,19 @@ def _keep(key: str, entry: MachineEntry) -> None:
         write_atomically(_file(), json.dumps(plain, indent=2), sync=False)
 
 
-def _measured(processes: int, number: str) -> MachineEntry | str:
+def _measure(processes: int, number: str) -> MachineEntry | str:
     """Measure in another process, so that torch is not imported here; a text says why that
     failed.
     """
     command = [sys.executable, "-m", "smtrain.worker.train.probe", str(processes), number]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     try:
-        return MachineEntry.model_validate(json.loads(done.stdout))
+        return MachineEntry.model_validate(json.loads(process.stdout))
     except ValueError:
-        last = [line for line in done.stderr.splitlines() if line.strip()]
-        return last[-1] if last else f"it ended with status {done.returncode}"
+        last = [line for line in process.stderr.splitlines() if line.strip()]
+        return last[-1] if last else f"it ended with status {process.returncode}"

@@ -17,11 +17,11 @@ from smtrain.core.files import read_object
 
 CHARACTERS = 4.0
 """Characters of a token of English text; an assumption, as in client/preflight/disk.py (3 to 5)."""
-TWICE = 1.3
+CHARACTERS_SPREAD = 1.3
 """Tokens of a pair's two sequences for each token of its record, as the prompt is in both; an
 assumption.
 """
-FILLED = 0.9
+FILL_SHARE = 0.9
 """Share of a row that packing fills; an assumption."""
 
 
@@ -29,17 +29,17 @@ def rows(config: JobConfig) -> float | None:
     """Rows of all pairs, held-out ones included; None if nothing on this machine says how many
     there are.
     """
-    length = config.train.seq_len * FILLED
+    length = config.train.seq_len * FILL_SHARE
     if config.data.prepared is None:
         size, held_out = (
             text_bytes(config),
             (config.train.validation.path if config.train.validation else None),
         )
-        more = files_bytes([held_out]) if held_out else 0.0
+        held_out_bytes = files_bytes([held_out]) if held_out else 0.0
         return (
             None
-            if size is None or more is None
-            else max(1.0, (size + more) / CHARACTERS * TWICE / length)
+            if size is None or held_out_bytes is None
+            else max(1.0, (size + held_out_bytes) / CHARACTERS * CHARACTERS_SPREAD / length)
         )
     try:
         manifest = read_object(Path(config.data.prepared) / "manifest.json")
@@ -66,15 +66,15 @@ def warnings(config: JobConfig, work: Work, mesh: Mesh, step_s: float) -> list[s
     share = (
         f"{_forward(work, mesh):.0%} of a step's time for each global batch, within a step's memory"
     )
-    known = rows(config)
-    if known is None:
+    row_count = rows(config)
+    if row_count is None:
         return [
             f"reference: one forward pass over all pairs before the first step takes {share}; not"
             " in the time here"
         ]
     took = spell(seconds(config, work, mesh, step_s))
     return [
-        f"reference: {took} of the time go to one forward pass over all pairs, about {known:,.0f}"
+        f"reference: {took} of the time go to one forward pass over all pairs, about {row_count:,.0f}"
         f" rows: {share}"
     ]
 

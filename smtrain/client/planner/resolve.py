@@ -34,7 +34,7 @@ from smtrain.core.protocol.uris import RUN
 from smtrain.core.public import public
 from smtrain.core.targets import TARGETS
 
-_LOADED: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()
+_LOADED_CONFIGS: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()
 """Configs that were loaded, by id: meshes are searched and faults looked for once, not in every
 call that takes one.
 """
@@ -71,9 +71,12 @@ def load_config(
         >>> config.train.steps, config.train.lr
         (20, 0.0003)
     """
-    if (loaded := _as_loaded(source, set_, sections)) and target in (None, loaded.target):
-        return loaded
-    return _whole(draft(source, set_=set_, target=target, **sections))
+    if (loaded_config := _as_loaded(source, set_, sections)) and target in (
+        None,
+        loaded_config.target,
+    ):
+        return loaded_config
+    return _validate(draft(source, set_=set_, target=target, **sections))
 
 
 @dataclass(frozen=True)
@@ -95,16 +98,16 @@ def earlier_of(drafts: Sequence[JobConfig | None]) -> list[dict[str, Earlier]]:
     """For each config of a list the earlier ones that it names as run://NAME, by the key that names
     them.
     """
-    every: list[dict[str, Earlier]] = []
+    earlier_runs: list[dict[str, Earlier]] = []
     by_name: dict[str, Earlier] = {}
     for config in drafts:
         runs = runs_in(config) if config else {}
-        every.append({key: by_name[run] for key, run in runs.items() if run in by_name})
+        earlier_runs.append({key: by_name[run] for key, run in runs.items() if run in by_name})
         if config:
-            one = every[-1].get("model.path")
-            rope = config.model.rope or (one.rope if one else None)
-            by_name[config.name] = Earlier(config, one.path if one else config.model.path, rope)
-    return every
+            base = earlier_runs[-1].get("model.path")
+            rope = config.model.rope or (base.rope if base else None)
+            by_name[config.name] = Earlier(config, base.path if base else config.model.path, rope)
+    return earlier_runs
 
 
 def runs_in(config: JobConfig) -> dict[str, str]:
@@ -117,7 +120,7 @@ def with_tags(config: JobConfig, **tags: str) -> JobConfig:
     """A loaded config with more tags for its jobs; tags change nothing else, so it counts as loaded
     too.
     """
-    return _changed(config, tags={**config.tags, **tags})
+    return _copy_with(config, tags={**config.tags, **tags})
 
 
 def with_models(config: JobConfig, paths: Mapping[str, str]) -> JobConfig:
@@ -129,18 +132,18 @@ def with_models(config: JobConfig, paths: Mapping[str, str]) -> JobConfig:
         model = model.model_copy(update={"path": path})
     if (path := paths.get("train.dpo.reference")) is not None and train.dpo:
         train = train.model_copy(update={"dpo": train.dpo.model_copy(update={"reference": path})})
-    return _changed(config, model=model, train=train)
+    return _copy_with(config, model=model, train=train)
 
 
 def with_rope(config: JobConfig, rope: RopeSection | None) -> JobConfig:
     """A loaded config with another model.rope; it counts as loaded too."""
-    return _changed(config, model=config.model.model_copy(update={"rope": rope}))
+    return _copy_with(config, model=config.model.model_copy(update={"rope": rope}))
 
 
-def _changed(config: JobConfig, **values: Any) -> JobConfig:
+def _copy_with(config: JobConfig, **values: Any) -> JobConfig:
     copy = config.model_copy(update=values)
-    if _LOADED.get(id(config)) is config:
-        _LOADED[id(copy)] = copy
+    if _LOADED_CONFIGS.get(id(config)) is config:
+        _LOADED_CONFIGS[id(copy)] = copy
     return copy
 
 
@@ -150,30 +153,30 @@ def _as_loaded(
     """The source, if it is a config that `load_config` returned and nothing is to be changed in it;
     else None.
     """
-    same = (
+    is_unchanged = (
         isinstance(source, JobConfig)
-        and _LOADED.get(id(source)) is source
+        and _LOADED_CONFIGS.get(id(source)) is source
         and not set_
         and not sections
     )
-    return source if same and isinstance(source, JobConfig) else None
+    return source if is_unchanged and isinstance(source, JobConfig) else None
 
 
-def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
-    faults, config = drafted.faults, drafted.config
+def _validate(config_draft: Draft, *, shape_alone: bool = False) -> JobConfig:
+    faults, config = config_draft.faults, config_draft.config
     if config is not None:
         if _run_paths(config):
             from smtrain.client.jobs import parents
 
             parents.forget()
-        config, undecided = _settled(drafted, config)
-        left_out = drafted.left_out | undecided
-        checked = list(faults_of(config, left_out, shape_alone=shape_alone))
+        config, undecided_keys = _fill_from_machines(config_draft, config)
+        left_out = config_draft.left_out | undecided_keys
+        config_faults = list(faults_of(config, left_out, shape_alone=shape_alone))
         if any(
-            fault.startswith("model.path:") for fault in checked
+            fault.startswith("model.path:") for fault in config_faults
         ):  # of which the search for a mesh says less
             faults = [fault for fault in faults if not fault.startswith("model.path:")]
-        faults += checked
+        faults += config_faults
         faults += _of_named(config, left_out) if not faults else []
         for key, path in _run_paths(config).items() if not faults else ():
             faults += _of_parent(config, key, path)
@@ -183,18 +186,18 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
             if not left_out & keys
         ]
         if faults:  # else the data is checked when a job is made (client/launch/inputs.py)
-            named = {fault.partition(":")[0] for fault in faults}
+            faulty_keys = {fault.partition(":")[0] for fault in faults}
             faults += [
                 fault
                 for fault in _of_data(config, left_out)
-                if fault.partition(":")[0] not in named
+                if fault.partition(":")[0] not in faulty_keys
             ]
     if faults or config is None:
         error = ConfigError([reword(fault, hide(" ".join(fault.splitlines()))) for fault in faults])
         if config is not None and set(error.codes) == {"package.missing"}:
-            error.config = _LOADED[id(config)] = config  # all else can be checked
+            error.config = _LOADED_CONFIGS[id(config)] = config  # all else can be checked
         raise error
-    _LOADED[id(config)] = config
+    _LOADED_CONFIGS[id(config)] = config
     return config
 
 
@@ -216,10 +219,10 @@ def _of_parent(config: JobConfig, key: str, path: str) -> list[str]:
     except JobError:  # the request, or a plan that needs the shape, says so
         return []
     if key != "model.path":
-        described = described_of(config)
+        hf_config = described_of(config)
         return (
-            [text for _, text in reference_faults(described, parent.model_config, path)]
-            if described
+            [text for _, text in reference_faults(hf_config, parent.model_config, path)]
+            if hf_config
             else []
         )
     return [text for _, text in shape_faults(config, parent.model_config)]
@@ -237,27 +240,33 @@ def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
         return []
 
 
-def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
+def _fill_from_machines(config_draft: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     """The config with the keys that its machines decide, and the undecided keys; adds the reasons
     to the faults.
     """
     config = with_processes(with_engine(config))
-    if not drafted.left_out and not _engine_cannot_train(config):
+    if not config_draft.left_out and not _engine_cannot_train(config):
         try:
-            return with_sizes(config, auto=drafted.auto), set()
+            return with_sizes(config, auto=config_draft.auto), set()
         except ConfigError as error:
             if not TARGETS[config.target].rented or not sagemaker_lack(
                 config.compute.instance_type
             ):  # which is reported instead
-                drafted.faults += error.faults
-    undecided = {"train.seq_len", "train.global_batch_size"} - {
+                config_draft.faults += error.faults
+    undecided_keys = {"train.seq_len", "train.global_batch_size"} - {
         f"train.{key}" for key in config.train.model_fields_set
     }
     if "sequence_parallel" not in config.parallel.model_fields_set:
-        undecided.add("parallel.sequence_parallel")
+        undecided_keys.add("parallel.sequence_parallel")
     if "parallel" not in config.model_fields_set:
-        undecided |= {"parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp", "parallel.ep"}
-    return config, undecided
+        undecided_keys |= {
+            "parallel.tp",
+            "parallel.pp",
+            "parallel.dp",
+            "parallel.cp",
+            "parallel.ep",
+        }
+    return config, undecided_keys
 
 
 def _engine_cannot_train(config: JobConfig) -> bool:
@@ -285,9 +294,11 @@ def planned_for(
         return config.target
     if config is not None and config.has_own_machine and not for_machines:
         return "local"
-    said = config is not None and "target" in config.model_fields_set
+    names_target = config is not None and "target" in config.model_fields_set
     return (
-        "local" if config is not None and said and not for_machines and is_here(config) else "aws"
+        "local"
+        if config is not None and names_target and not for_machines and is_here(config)
+        else "aws"
     )
 
 
@@ -309,41 +320,41 @@ def subject(
     no mesh fits, and the config names none, it becomes data parallel, so that the plan can say what
     is lacking.
     """
-    if own := _own_of(source, set_, sections, target, machines, machine_file):
-        target, sections = "local", own
+    if own_sections := _own_of(source, set_, sections, target, machines, machine_file):
+        target, sections = "local", own_sections
     target = target or planned_for(source, set_=set_, for_machines=for_machines, **sections)
-    named = named_shape(model) if model else None
-    if model and named:
+    shape = named_shape(model) if model else None
+    if model and shape:
         sections = {
             **sections,
             "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"},
         }
     elif model and "/" not in model and not Path(model).exists():
-        known = table("models")["models"]
+        models = table("models")["models"]
         raise ConfigError(
-            f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}",
+            f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, models)}",
             code="model.not_found",
         )
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
     config = _as_loaded(source, set_, sections)
     if config is None or target != config.target:
-        drafted = draft(source, set_=set_, target=target, **sections)
+        config_draft = draft(source, set_=set_, target=target, **sections)
         if (
             target
             and TARGETS[target].rented
-            and (one := _one_of(machines))
-            and _open_machine(drafted)
+            and (compute := _one_of(machines))
+            and _open_machine(config_draft)
         ):
-            sections = {**sections, "compute": {**(sections.get("compute") or {}), **one}}
-            drafted = draft(source, set_=set_, target=target, **sections)
+            sections = {**sections, "compute": {**(sections.get("compute") or {}), **compute}}
+            config_draft = draft(source, set_=set_, target=target, **sections)
         try:
-            config = _whole(drafted, shape_alone=bool(model))
+            config = _validate(config_draft, shape_alone=bool(model))
         except ConfigError as error:
             if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
                 raise
             sections = {**sections, "parallel": {}}
-            config = _whole(
+            config = _validate(
                 draft(source, set_=set_, target=target, **sections), shape_alone=bool(model)
             )
     return config, shape_of(config)
@@ -364,18 +375,18 @@ def _own_of(
     """
     if not machines or target:
         return None
-    drafted = draft(source, set_=set_, target=target, **sections)
-    if drafted.config is None or not TARGETS[drafted.config.target].sagemaker:
+    config_draft = draft(source, set_=set_, target=target, **sections)
+    if config_draft.config is None or not TARGETS[config_draft.config.target].sagemaker:
         return None
-    known = machines_known(drafted.config, file)
-    if any(kind not in known or is_of_aws(kind) for kind, _ in machines) or not _open_machine(
-        drafted
+    entries = machines_known(config_draft.config, file)
+    if any(kind not in entries or is_of_aws(kind) for kind, _ in machines) or not _open_machine(
+        config_draft
     ):
         return None
     kind, count = machines[0]
-    described = {name: entry.model_dump(exclude_unset=True) for name, entry in known.items()}
+    entry_values = {name: entry.model_dump(exclude_unset=True) for name, entry in entries.items()}
     compute = {**(sections.get("compute") or {}), "instance_type": kind, "instance_count": count}
-    return {**sections, "compute": compute, "machines": described}
+    return {**sections, "compute": compute, "machines": entry_values}
 
 
 def _one_of(machines: Sequence[tuple[str, int]]) -> dict[str, Any]:
@@ -383,30 +394,34 @@ def _one_of(machines: Sequence[tuple[str, int]]) -> dict[str, Any]:
     models, runs on.
     """
     of_aws = [(kind, count) for kind, count in machines if instance(kind)]
-    first = min(of_aws, key=lambda one: engine_of(one[0]) == "nxd", default=None)
+    first = min(
+        of_aws, key=lambda type_and_count: engine_of(type_and_count[0]) == "nxd", default=None
+    )
     return {"instance_type": first[0], "instance_count": first[1]} if first else {}
 
 
-def _open_machine(drafted: Draft) -> bool:
+def _open_machine(config_draft: Draft) -> bool:
     """Whether the machine of a config is only the default one, or one without an engine for the
     model.
     """
-    config = drafted.config
+    config = config_draft.config
     if config is None:
         return False
-    named = "instance_type" in config.compute.model_fields_set and not config.has_own_machine
-    return not named or _engine_cannot_train(with_engine(config))
+    names_machine = (
+        "instance_type" in config.compute.model_fields_set and not config.has_own_machine
+    )
+    return not names_machine or _engine_cannot_train(with_engine(config))
 
 
 def _of_named(config: JobConfig, left_out: set[str]) -> list[str]:
     """Faults of a model known only by its name, without those of the mesh, which a plan
     reports.
     """
-    where, _, rest = config.model.path.partition("@")[0].partition("://")
-    described = named_config(rest) if rest and where not in ("demo", "run") else None
-    if described is None:
+    scheme, _, name = config.model.path.partition("@")[0].partition("://")
+    hf_config = named_config(name) if name and scheme not in ("demo", "run") else None
+    if hf_config is None:
         return []
     of_mesh = {"parallel.tp", "parallel.pp", "parallel.ep", "parallel.layers_per_stage"}
     return [
-        text for keys, text in shape_faults(config, described) if not (of_mesh | left_out) & keys
+        text for keys, text in shape_faults(config, hf_config) if not (of_mesh | left_out) & keys
     ]

@@ -33,7 +33,7 @@ _MESH = (
     *("layers_per_stage", "ep"),
 )
 _DOUBLINGS = 8  # numbers of instances that are tried if none fits
-_Some = TypeVar("_Some", bound=Section)
+_AnySection = TypeVar("_Some", bound=Section)
 
 
 def with_engine(config: JobConfig) -> JobConfig:
@@ -91,16 +91,16 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     train = config.train.model_fields_set
     if "seq_len" not in train and (longest := positions_of(config)):
         config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})
-    given = "parallel" in config.model_fields_set
-    own = TARGETS[config.target].here and config.has_own_machine
-    if auto or (not given and (TARGETS[config.target].rented or own)):
+    names_parallel = "parallel" in config.model_fields_set
+    trains_here = TARGETS[config.target].here and config.has_own_machine
+    if auto or (not names_parallel and (TARGETS[config.target].rented or trains_here)):
         try:
             shape_of(config), Machine.of_config(config)
         except ConfigError:
             if auto:
                 raise
         else:
-            return _planned(config, pinned=auto)
+            return _with_planned_mesh(config, pin_batch=auto)
     parallel, sequence = config.parallel, "sequence_parallel"
     if (
         sequence not in parallel.model_fields_set
@@ -114,39 +114,52 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     return config
 
 
-def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
+def _with_planned_mesh(config: JobConfig, *, pin_batch: bool) -> JobConfig:
     """Take the fastest mesh, and the smallest batch at which it is nearly as fast as at a large
     one.
     """
     if "global_batch_size" in config.train.model_fields_set:
         best = _fastest(config)
         if best is None:
-            raise _nothing(config, auto=pinned)
-        chosen = config
+            raise _no_mesh_error(config, auto=pin_batch)
+        planned_config = config
     else:
         ways = [
-            (size, found) for size in _batches(config) if (found := _fastest(_sized(config, size)))
+            (size, fastest)
+            for size in _batches(config)
+            if (fastest := _fastest(_with_batch(config, size)))
         ]
         if not ways:
-            raise _nothing(config, auto=pinned)
+            raise _no_mesh_error(config, auto=pin_batch)
         share = _GOOD if config.train.max_global_batch_size is None else _EQUAL
-        enough = share * max(size / found.step_s for size, found in ways)
-        size, best = next((size, found) for size, found in ways if size / found.step_s >= enough)
-        chosen = _sized(config, size)
+        enough = share * max(size / fastest.step_s for size, fastest in ways)
+        size, best = next(
+            (size, fastest) for size, fastest in ways if size / fastest.step_s >= enough
+        )
+        planned_config = _with_batch(config, size)
     values = dict(zip(_MESH, _words(best.mesh), strict=True))
-    if not pinned:
-        return _with(chosen, parallel=values)
-    return chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update=values)})
+    if not pin_batch:
+        return _with(planned_config, parallel=values)
+    return planned_config.model_copy(
+        update={"parallel": planned_config.parallel.model_copy(update=values)}
+    )
 
 
 def _fastest(config: JobConfig) -> Candidate | None:
     """The fastest mesh of these machines that the engine accepts."""
     work, recompute = work_of(config, shape_of(config))
-    found = search(work, [Machine.of_config(config)], recompute=recompute)
-    return next((one for one in found if accepted(config, one.machine, one.mesh)), None)
+    candidates = search(work, [Machine.of_config(config)], recompute=recompute)
+    return next(
+        (
+            candidate
+            for candidate in candidates
+            if is_accepted(config, candidate.machine, candidate.mesh)
+        ),
+        None,
+    )
 
 
-def accepted(
+def is_accepted(
     config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None
 ) -> bool:
     """Whether a config with this mesh passes the engine's checks, so that a proposal can be used as
@@ -154,10 +167,10 @@ def accepted(
     """
     from smtrain.client.config.checks.train import engine_faults
 
-    ramp, each = config.train.batch_ramp, mesh.dp * mesh.micro_batch
-    if ramp is not None and (ramp.start % each or ramp.increment % each):
+    ramp, batch_unit = config.train.batch_ramp, mesh.dp * mesh.micro_batch
+    if ramp is not None and (ramp.start % batch_unit or ramp.increment % batch_unit):
         return False
-    tried = _with(
+    candidate_config = _with(
         config,
         parallel=dict(zip(_MESH, _words(mesh), strict=True)),
         compute={
@@ -169,12 +182,14 @@ def accepted(
     )
     # A precision that no mesh of the config's own machines can have is told by itself, not as a
     # lacking mesh.
-    judged = (
+    mesh_keys = (
         ("parallel.",)
         if machine.type == config.compute.instance_type
         else ("parallel.", "train.precision")
     )
-    return not any(key.startswith(judged) for keys, _ in engine_faults(tried) for key in keys)
+    return not any(
+        key.startswith(mesh_keys) for keys, _ in engine_faults(candidate_config) for key in keys
+    )
 
 
 def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:
@@ -186,9 +201,9 @@ def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> t
     if not memory or not linears(work.shape):
         return faults
     _, recompute = work_of(config, work.shape)
-    for name, adapted in adapter_ways(work, machine):
-        ways = search(adapted, [machine], recompute=recompute)
-        best = next((way for way in ways if accepted(config, machine, way.mesh)), None)
+    for name, adapter_work in adapter_ways(work, machine):
+        ways = search(adapter_work, [machine], recompute=recompute)
+        best = next((way for way in ways if is_accepted(config, machine, way.mesh)), None)
         if best is not None:
             hint = (
                 f"; or train.adapter: {name} fits in {best.core_bytes / GIB:.1f} GiB with"
@@ -217,44 +232,49 @@ def _batches(config: JobConfig) -> list[int]:
     With train.max_global_batch_size: up to that, and also the largest multiple of the number of
     processes.
     """
-    world, most = config.world_size, config.train.max_global_batch_size
-    size, found = world // (world & -world), set()
-    while size <= (most or max(64, _LARGE * world)):
-        found.add(size)
+    world, max_batch = config.world_size, config.train.max_global_batch_size
+    size, sizes = world // (world & -world), set()
+    while size <= (max_batch or max(64, _LARGE * world)):
+        sizes.add(size)
         size *= 2
-    least = type(config.train).model_fields["global_batch_size"].default
-    if most is not None:
-        return sorted(found | {most // world * world} - {0})
-    return sorted(size for size in found if size >= least)
+    default_batch = type(config.train).model_fields["global_batch_size"].default
+    if max_batch is not None:
+        return sorted(sizes | {max_batch // world * world} - {0})
+    return sorted(size for size in sizes if size >= default_batch)
 
 
 def _batch_of(config: JobConfig) -> int:
     """The smallest batch, from the default on, that the given mesh divides; or the largest allowed."""
-    parallel, least = config.parallel, type(config.train).model_fields["global_batch_size"].default
-    each = (
+    parallel, default_batch = (
+        config.parallel,
+        type(config.train).model_fields["global_batch_size"].default,
+    )
+    batch_unit = (
         config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
     )
-    most = config.train.max_global_batch_size
-    if most is None:
-        return int(-(-least // each) * each)
-    if most < each:
-        tiled = torus_chip(
+    max_batch = config.train.max_global_batch_size
+    if max_batch is None:
+        return int(-(-default_batch // batch_unit) * batch_unit)
+    if max_batch < batch_unit:
+        torus = torus_chip(
             config.compute.instance_type, config.lnc
         )  # more tp or pp may not be connected
-        ways = "" if tiled else ", or take fewer machines or more tp or pp"
+        ways = "" if torus else ", or take fewer machines or more tp or pp"
         raise ConfigError(
-            f"train.max_global_batch_size: got {most}, and this mesh takes {each} sequences at"
+            f"train.max_global_batch_size: got {max_batch}, and this mesh takes {batch_unit} sequences at"
             f" least (dp x micro_batch_size); raise it{ways}",
             code="config.combination",
         )
-    return int(most // each * each)
+    return int(max_batch // batch_unit * batch_unit)
 
 
-def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
+def _no_mesh_error(config: JobConfig, *, auto: bool) -> ConfigError:
     compute, train = config.compute, config.train
     machines = f"{compute.instance_count} x {compute.instance_type}"
-    given = "global_batch_size" in train.model_fields_set
-    batch = f" and divides train.global_batch_size = {train.global_batch_size}" if given else ""
+    names_batch = "global_batch_size" in train.model_fields_set
+    batch = (
+        f" and divides train.global_batch_size = {train.global_batch_size}" if names_batch else ""
+    )
     if train.max_global_batch_size is not None:
         batch = (
             f" with a global batch of at most {train.max_global_batch_size}"
@@ -276,42 +296,49 @@ def _ways_out(config: JobConfig) -> Iterator[str]:
     )
     if key in train.model_fields_set:
         free = _with(config, train={"max_global_batch_size": None})
-        size = next((size for size in _batches(free) if _fastest(_sized(free, size))), None)
+        size = next((size for size in _batches(free) if _fastest(_with_batch(free, size))), None)
         if size is not None:
             yield f"set train.{key}: {size}"
     row = instance(kind)
-    joined = row is not None and (
+    has_network = row is not None and (
         row["efa"] or is_gpu(kind)
     )  # Neuron hosts need EFA to talk to one another
-    counts = [compute.instance_count << n for n in range(1, _DOUBLINGS)] if joined else []
-    more = [_with(config, compute={"instance_count": count}) for count in counts]
+    counts = [compute.instance_count << n for n in range(1, _DOUBLINGS)] if has_network else []
+    larger_configs = [_with(config, compute={"instance_count": count}) for count in counts]
     if "global_batch_size" not in train.model_fields_set:
-        more = [_sized(one, max(_batches(one), default=one.world_size)) for one in more]
-    if found := next((one for one in more if _fastest(one)), None):
-        yield f"set compute.instance_count: {found.compute.instance_count}"
+        larger_configs = [
+            _with_batch(wider_config, max(_batches(wider_config), default=wider_config.world_size))
+            for wider_config in larger_configs
+        ]
+    if fitting_config := next(
+        (wider_config for wider_config in larger_configs if _fastest(wider_config)), None
+    ):
+        yield f"set compute.instance_count: {fitting_config.compute.instance_count}"
     yield "take larger instances"
     if train.adapter is None and linears(shape_of(config)):
-        adapted = _with(config, train={"adapter": AdapterSection(rank=RANK)})
+        adapter_config = _with(config, train={"adapter": AdapterSection(rank=RANK)})
         sizes = (
             [train.global_batch_size]
             if "global_batch_size" in train.model_fields_set
             else _batches(config)
         )
-        if any(_fastest(_sized(adapted, size)) for size in sizes):
+        if any(_fastest(_with_batch(adapter_config, size)) for size in sizes):
             yield LORA_FITS
 
 
-def _sized(config: JobConfig, batch: int) -> JobConfig:
+def _with_batch(config: JobConfig, batch: int) -> JobConfig:
     return _with(config, train={"global_batch_size": batch})
 
 
 def _with(config: JobConfig, **sections: dict[str, Any]) -> JobConfig:
     """A copy with other values, which count as not given."""
-    changed = {name: _unset(getattr(config, name), values) for name, values in sections.items()}
-    return _unset(config, changed)
+    new_sections = {
+        name: _unset(getattr(config, name), values) for name, values in sections.items()
+    }
+    return _unset(config, new_sections)
 
 
-def _unset(section: _Some, values: dict[str, Any]) -> _Some:
+def _unset(section: _AnySection, values: dict[str, Any]) -> _AnySection:
     copy = section.model_copy(update=values)
     copy.model_fields_set.intersection_update(section.model_fields_set)
     return copy

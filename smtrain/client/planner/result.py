@@ -95,10 +95,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinities become None."""
-        told: dict[str, Any] = json.loads(
+        values: dict[str, Any] = json.loads(
             json.dumps(asdict(self), default=str), parse_constant=lambda _: None
         )
-        return told
+        return values
 
     def __str__(self) -> str:
         return summary(self)
@@ -134,30 +134,32 @@ def summary(plan: Plan) -> str:
         lines.append(
             f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save"
             f" {h['async_save']:.0f} of {h['available']:.0f} GiB; a checkpoint is"
-            f" {_three(plan.checkpoint_gib)} GiB"
+            f" {_three_digits(plan.checkpoint_gib)} GiB"
         )
     for fault in plan.faults:
         lines.append(f"DOES NOT FIT: {fault}")
     if d := plan.disk_gib:
-        lines.append(f"disk        {_three(d['needed'])} of {_three(d['free'])} GiB that are free")
+        lines.append(
+            f"disk        {_three_digits(d['needed'])} of {_three_digits(d['free'])} GiB that are free"
+        )
     if plan.fits and plan.sequences_per_s and plan.step_s:
         s = plan.sequences_per_s
-        known = (
+        calibration_note = (
             ""
             if plan.calibrated
             else ", by a measurement of this machine"
             if plan.here
             else ", UNCALIBRATED"
         )
-        known = ", by your own run" if plan.by_own_run else known
+        calibration_note = ", by your own run" if plan.by_own_run else calibration_note
         share = "" if plan.mfu is None else f", {plan.mfu:.0%} of peak"
         lines.append(
             f"throughput  {_wide_speed(plan)}, UNCALIBRATED"
             if is_wide(plan)
             else (
-                f"throughput  {_three(s['value'])} sequences/s"
-                f" ({span(_three(s['low']), _three(s['high']))}), {_three(plan.tokens_per_s)}"
-                f" tokens/s{share}{known}"
+                f"throughput  {_three_digits(s['value'])} sequences/s"
+                f" ({span(_three_digits(s['low']), _three_digits(s['high']))}), {_three_digits(plan.tokens_per_s)}"
+                f" tokens/s{share}{calibration_note}"
             )
         )
         t = plan.step_s
@@ -173,7 +175,7 @@ def summary(plan: Plan) -> str:
             else ""
         )
         # only AWS bills by known prices
-        what = (
+        machine_words = (
             "for training"
             if plan.attempts
             else "billed for training"
@@ -183,7 +185,7 @@ def summary(plan: Plan) -> str:
         hours = [plan.hours * ratio * 3600 for ratio in _ratios(plan)]
         lines.append(
             f"time        {span(*map(spell, hours)) if is_wide(plan) else spell(plan.hours * 3600)}"
-            f" {what}{cut}"
+            f" {machine_words}{cut}"
         )
     if plan.here:
         lines.append("cost        nothing here")
@@ -197,7 +199,7 @@ def summary(plan: Plan) -> str:
         else:
             lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
         lines.append(
-            f"            {middle}{_three(plan.dollars_per_million_tokens)} $ a million "
+            f"            {middle}{_three_digits(plan.dollars_per_million_tokens)} $ a million "
             f"tokens, {plan.tokens_per_dollar:,.0f} tokens a dollar"
         )
         lines += [f"            {price}" for price in plan.prices]
@@ -205,7 +207,9 @@ def summary(plan: Plan) -> str:
     if plan.fits and len(plan.hours_by_stage) > 1:
         lines.append(_total(plan))
     for reason in dict.fromkeys(plan.unestimated.values()) if plan.fits else ():
-        stages = ", ".join(stage for stage, why in plan.unestimated.items() if why == reason)
+        stages = ", ".join(
+            stage for stage, stage_reason in plan.unestimated.items() if stage_reason == reason
+        )
         lines.append(f"not planned {stages}: {reason}")
     if plan.fits and plan.save and plan.save_interval_steps:
         lines.append(
@@ -246,7 +250,7 @@ def _wide_speed(plan: Plan) -> str:
     """The speed from the slowest to the fastest of the interval."""
     fast, slow = _ratios(plan)
     sequences, tokens, share = (
-        f"{_three(value / slow)} to {_three(value / fast)}"
+        f"{_three_digits(value / slow)} to {_three_digits(value / fast)}"
         for value in (
             (plan.sequences_per_s or {})["value"],
             plan.tokens_per_s or 0.0,
@@ -270,20 +274,22 @@ def _total(plan: Plan) -> str:
     """Time and money of all stages, in the order in which they run."""
     hours = {stage: plan.hours_by_stage[stage] for stage in STAGES if stage in plan.hours_by_stage}
     if is_wide(plan):
-        rest = ", ".join(
-            f"{stage} {spell(each * 3600)}" for stage, each in hours.items() if stage != "train"
+        other_stages = ", ".join(
+            f"{stage} {spell(stage_h * 3600)}"
+            for stage, stage_h in hours.items()
+            if stage != "train"
         )
         return (
             f"total       {_money(plan) or 'the time above'}, of which the stages but train take"
-            f" {rest}"
+            f" {other_stages}"
         )
-    parts = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items())
+    parts = ", ".join(f"{stage} {spell(stage_h * 3600)}" for stage, stage_h in hours.items())
     money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
     start = f"each with some {spell(START_S)} for its machine's start and the pull of its image"
     return f"total       {spell(sum(hours.values()) * 3600)}{money}: {parts}; {start}"
 
 
-def _three(value: float | None) -> str:
+def _three_digits(value: float | None) -> str:
     """A number with three significant digits and no exponent."""
     return "unknown" if value is None else f"{float(f'{value:.3g}'):,.10g}"
 

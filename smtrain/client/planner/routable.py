@@ -26,7 +26,7 @@ from smtrain.core.facts.trainium2 import (
 )
 from smtrain.core.targets import TARGETS
 
-_MOST = 16
+_MAX_HOSTS = 16
 """Hosts that a remedy proposes at most, unless the config has more."""
 
 
@@ -61,9 +61,11 @@ def _remedy(config: JobConfig, chip: int) -> str:
         shape_of(config)
     except ConfigError:
         return _by_geometry(config, chip)
-    least = config.compute.instance_count
+    least_hosts = config.compute.instance_count
     counts = [
-        least << more for more in range(_MOST.bit_length()) if more == 0 or least << more <= _MOST
+        least_hosts << more
+        for more in range(_MAX_HOSTS.bit_length())
+        if more == 0 or least_hosts << more <= _MAX_HOSTS
     ]
     open_keys: list[tuple[str, ...]] = [(), ("compute.processes_per_instance",)]
     open_keys += [("train.global_batch_size",), ("train.max_global_batch_size",)]
@@ -71,13 +73,13 @@ def _remedy(config: JobConfig, chip: int) -> str:
         if not all(_is_given(config, key) for key in left_out):
             continue
         for count in counts:
-            found = _chosen(config, count, left_out)
-            if found is not None:
-                more = f" and compute.instance_count: {count}" if count != least else ""
-                without = "".join(f" and leave out {key}" for key in left_out)
+            planned_config = _with_planned_mesh_on(config, count, left_out)
+            if planned_config is not None:
+                more = f" and compute.instance_count: {count}" if count != least_hosts else ""
+                left_out_words = "".join(f" and leave out {key}" for key in left_out)
                 return (
-                    f"set parallel: auto{more}{without}, which gives {found.mesh_words} with"
-                    f" micro-batches of {found.parallel.micro_batch_size}"
+                    f"set parallel: auto{more}{left_out_words}, which gives {planned_config.mesh_words} with"
+                    f" micro-batches of {planned_config.parallel.micro_batch_size}"
                 )
     return (
         f"on up to {counts[-1]} of these machines no mesh of this model does so and fits; take GPUs"
@@ -91,7 +93,9 @@ def _is_given(config: JobConfig, key: str) -> bool:
     return name in getattr(config, section).model_fields_set
 
 
-def _chosen(config: JobConfig, count: int, left_out: tuple[str, ...]) -> JobConfig | None:
+def _with_planned_mesh_on(
+    config: JobConfig, count: int, left_out: tuple[str, ...]
+) -> JobConfig | None:
     """The config with the planner's mesh on so many hosts, and without some keys; None if no mesh
     fits.
     """
@@ -112,13 +116,13 @@ def _chosen(config: JobConfig, count: int, left_out: tuple[str, ...]) -> JobConf
 
 def _by_geometry(config: JobConfig, chip: int) -> str:
     """A mesh like the given one, for a model of unknown shape."""
-    parallel, without = config.parallel, ""
+    parallel, left_out_words = config.parallel, ""
     world, host = config.world_size, config.processes_per_instance
-    if (found := nearest_tiling_mesh(parallel.tp, parallel.pp, world, host, chip)) is None:
-        host, without = chip * SIDE**2, " and leave out compute.processes_per_instance"
+    if (group_sizes := nearest_tiling_mesh(parallel.tp, parallel.pp, world, host, chip)) is None:
+        host, left_out_words = chip * SIDE**2, " and leave out compute.processes_per_instance"
         world = config.compute.instance_count * host
-        found = nearest_tiling_mesh(parallel.tp, parallel.pp, world, host, chip)
-    tp, pp = found or (1, 1)
+        group_sizes = nearest_tiling_mesh(parallel.tp, parallel.pp, world, host, chip)
+    tp, pp = group_sizes or (1, 1)
     dp = world // (tp * pp)
     keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (
         f", parallel.dp: {dp}" if parallel.dp is not None else ""
@@ -127,7 +131,9 @@ def _by_geometry(config: JobConfig, chip: int) -> str:
     ep = gcd(parallel.ep, dp)
     ep = 1 if first_group_off_torus(tp, pp, dp, host, chip, ep=ep) else ep
     keys += f", parallel.ep: {ep}" if ep != parallel.ep else ""
-    each = dp * parallel.micro_batch_size
-    if rest := config.train.global_batch_size % each:
-        keys += f", train.global_batch_size: {config.train.global_batch_size + each - rest}"
-    return f"set {keys}{without}"
+    batch_unit = dp * parallel.micro_batch_size
+    if remainder := config.train.global_batch_size % batch_unit:
+        keys += (
+            f", train.global_batch_size: {config.train.global_batch_size + batch_unit - remainder}"
+        )
+    return f"set {keys}{left_out_words}"

@@ -68,26 +68,26 @@ def search(
     """
     price = dollars_per_hour or {}
     tables: dict[Machine, tuple[FastestMeshes, list[int]]] = {}
-    shared = SharedFigures()
-    found: list[Candidate] = []
+    figures = SharedFigures()
+    candidates: list[Candidate] = []
     for machine in machines:
         # The number of hosts changes the time of a slot only for GPUs: a single host uses its
         # links, not the network.
-        alone = replace(machine, count=min(machine.count, 2) if machine.link else 1)
-        if alone not in tables:
-            tables[alone] = (
-                FastestMeshes(work, alone, recompute, shared),
-                tensor_degrees(work, alone),
+        small_machine = replace(machine, count=min(machine.count, 2) if machine.link else 1)
+        if small_machine not in tables:
+            tables[small_machine] = (
+                FastestMeshes(work, small_machine, recompute, figures),
+                tensor_degrees(work, small_machine),
             )
-        table, degrees = tables[alone]
+        table, degrees = tables[small_machine]
         hourly = price.get(machine.type)
         for tp, cp in [(t, c) for t in degrees for c in context_degrees(work, machine, t)]:
             for pp, dp in _splits(machine.world // (tp * cp), work.shape.layers, work.global_batch):
-                if not _tiles(work, machine, tp, pp, dp, cp):
+                if not _torus_connects(work, machine, tp, pp, dp, cp):
                     continue
                 best = None
                 for ep in expert_degrees(work, machine, tp, dp * cp):
-                    if ep == 1 or _tiles(work, machine, tp, pp, dp, cp, ep):
+                    if ep == 1 or _torus_connects(work, machine, tp, pp, dp, cp, ep):
                         way = table.fastest(tp, pp, dp, ep, cp)
                         best = (
                             way if best is None or (way is not None and way[1] < best[1]) else best
@@ -95,11 +95,11 @@ def search(
                 if best is not None:
                     mesh, seconds, need = best
                     dollars = None if hourly is None else seconds * machine.count * hourly / 3600
-                    found.append(Candidate(machine, mesh, seconds, need, dollars))
-    return sorted(found, key=lambda c: c.step_s)
+                    candidates.append(Candidate(machine, mesh, seconds, need, dollars))
+    return sorted(candidates, key=lambda c: c.step_s)
 
 
-def _tiles(
+def _torus_connects(
     work: Work, machine: Machine, tp: int, pp: int, dp: int, cp: int, ep: int | None = None
 ) -> bool:
     """Whether the torus of the machine's chips, if there is one, connects all groups of a mesh;
@@ -158,12 +158,12 @@ def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     stage, need = worst_core(work, machine, mesh)
     if need.total > machine.core_bytes:
         hint = ""
-        for name, adapted in adapter_ways(work, machine):
-            bytes_ = worst_core(adapted, machine, mesh)[1].total
+        for name, adapter_work in adapter_ways(work, machine):
+            bytes_ = worst_core(adapter_work, machine, mesh)[1].total
             if (
                 not hint
                 and bytes_ <= machine.core_bytes
-                and not [*mesh_faults(adapted, machine, mesh)]
+                and not [*mesh_faults(adapter_work, machine, mesh)]
             ):
                 hint = f"; or train.adapter: {name} needs {bytes_ / GIB:.1f} GiB"
         yield shortfall(stage, need, machine) + hint
@@ -203,7 +203,9 @@ def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
     )
 
 
-def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> Iterator[str]:
+def mesh_warnings(
+    work: Work, machine: Machine, mesh: Mesh, best: Candidate | None
+) -> Iterator[str]:
     """Warnings about a mesh that fits, each with a number."""
     step = step_time(work, machine, mesh)
     need = worst_core(work, machine, mesh)[1].total
@@ -224,13 +226,17 @@ def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> 
             f"unwise: the pipeline waits {step.bubble_share:.0%} of a step (pp {mesh.pp}, only"
             f" {slots} micro-batches); {lower} or raise the global batch"
         )
-    each = {layers_of(work.shape.layers, mesh.pp, s) for s in range(mesh.pp)}
-    if not mesh.layers and len(each) > 1 and max(each) / (work.shape.layers / mesh.pp) > 1.1:
+    layer_counts = {layers_of(work.shape.layers, mesh.pp, s) for s in range(mesh.pp)}
+    if (
+        not mesh.layers
+        and len(layer_counts) > 1
+        and max(layer_counts) / (work.shape.layers / mesh.pp) > 1.1
+    ):
         yield (
-            f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(each)} on the last"
+            f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(layer_counts)} on the last"
             " stages and "
-            f"{min(each)} on other stages, which wait; the best is parallel.layers_per_stage: "
-            f"{list(StageTimes(work, machine, mesh, Coefficients.fitted(machine)).balanced(mesh.pp)[0])}"
+            f"{min(layer_counts)} on other stages, which wait; the best is parallel.layers_per_stage: "
+            f"{list(StageTimes(work, machine, mesh, Coefficients.for_machine(machine)).balance_layers(mesh.pp)[0])}"
         )
     if best and step.total > SLOWER * best.step_s:
         yield (

@@ -21,8 +21,8 @@ from smtrain.stages import stage_named, stages_of
 class StageEstimates:
     """The stages of a run other than train."""
 
-    known: tuple[StageEstimate, ...]
-    unknown: dict[str, str]
+    estimates: tuple[StageEstimate, ...]
+    unestimated_reasons: dict[str, str]
     """Stages without an estimate, and the reasons."""
     left_out: dict[str, str]
     """Work that an estimate leaves out, by stage."""
@@ -32,32 +32,32 @@ class StageEstimates:
         """Estimate each stage that a run of this config has on its target, if it trains on this
         machine.
         """
-        known, unknown, left_out = [], {}, {}
-        shape, described = shape_of(config), described_of(config)
+        estimates, unestimated_reasons, left_out = [], {}, {}
+        shape, hf_config = shape_of(config), described_of(config)
         for name in stages_of(config, config.target):
             if name == "train":
                 continue
             stage = stage_named(name)
             need = stage.resources(config, shape, prices.assumptions)
             if need is None:
-                unknown[name] = "nothing is assumed about it"
+                unestimated_reasons[name] = "nothing is assumed about it"
                 continue
-            if not TARGETS[config.target].rented and not stage.accelerated:
-                here = TARGETS[config.target].here
-                unknown[name] = (
+            if not TARGETS[config.target].rented and not stage.on_accelerators:
+                is_here = TARGETS[config.target].here
+                unestimated_reasons[name] = (
                     "only training is planned on machines of your own"
-                    if here
+                    if is_here
                     else "the planner knows the CPU machines of AWS only"
                 )
                 continue
-            kind = machine.type if stage.accelerated else machine_for(config, name, described)
+            kind = machine.type if stage.on_accelerators else machine_for(config, name, hf_config)
             seconds, size = need.seconds, text_bytes(config) if need.reads_text else 0.0
             if size is None:
-                unknown[name] = "the size of the text is not known here"
+                unestimated_reasons[name] = "the size of the text is not known here"
                 continue
             if need.reads_text:
                 seconds += reading_seconds(config, kind, size, prices.assumptions)
             if need.left_out:
                 left_out[name] = need.left_out
-            known.append(StageEstimate(name, seconds, kind, stage.machines(config)))
-        return cls(tuple(known), unknown, left_out)
+            estimates.append(StageEstimate(name, seconds, kind, stage.machines(config)))
+        return cls(tuple(estimates), unestimated_reasons, left_out)

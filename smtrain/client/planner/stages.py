@@ -23,11 +23,11 @@ REST_GB = 20
 """GB of a disk for the image's layers and logs."""
 
 
-def shape_for(config: JobConfig, described: Mapping[str, Any] | None) -> ModelShape | None:
+def shape_for(config: JobConfig, hf_config: Mapping[str, Any] | None) -> ModelShape | None:
     """The shape of the model that a stage works on; None if nothing is known about it."""
     try:
-        if described:
-            return ModelShape.from_config(described)
+        if hf_config:
+            return ModelShape.from_config(hf_config)
     except SmtrainError:
         return None
     return named_shape(config.model.path.partition("@")[0])
@@ -36,46 +36,48 @@ def shape_for(config: JobConfig, described: Mapping[str, Any] | None) -> ModelSh
 def need(
     config: JobConfig,
     stage: Stage,
-    described: Mapping[str, Any] | None = None,
+    hf_config: Mapping[str, Any] | None = None,
     assumptions: Mapping[str, float] | None = None,
 ) -> StageNeed | None:
     """Resources of a stage; None for a stage on accelerators, and for an unknown model."""
     job_stage = stage_named(stage)
-    shape = None if job_stage.accelerated else shape_for(config, described)
+    shape = None if job_stage.on_accelerators else shape_for(config, hf_config)
     if shape is None:
         return None
     return job_stage.resources(config, shape, assumptions or table("prices")["assumptions"])
 
 
-def machine_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> str:
+def machine_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | None = None) -> str:
     """Instance type of a stage: the config's or, if it names none for CPU stages, the first that
     holds it.
     """
     compute = config.compute
-    if stage_named(stage).accelerated:
+    if stage_named(stage).on_accelerators:
         return compute.instance_type
-    wanted = need(config, stage, described)
-    if "cpu_instance_type" in compute.model_fields_set or wanted is None:
+    stage_need = need(config, stage, hf_config)
+    if "cpu_instance_type" in compute.model_fields_set or stage_need is None:
         return compute.cpu_instance_type
     types: dict[str, dict[str, float]] = table("instances")["cpu"]
-    fit = [name for name, row in types.items() if wanted.memory <= USABLE * row["host_gib"] * GIB]
+    fit = [
+        name for name, row in types.items() if stage_need.memory <= USABLE * row["host_gib"] * GIB
+    ]
     return fit[0] if fit else list(types)[-1]
 
 
-def volume_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> int:
+def volume_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | None = None) -> int:
     """Disk of a stage's machines in GiB: the config's or, if it names none, at least what the stage
     writes.
     """
     compute = config.compute
-    wanted = need(config, stage, described)
-    if "volume_gb" in compute.model_fields_set or wanted is None:
+    stage_need = need(config, stage, hf_config)
+    if "volume_gb" in compute.model_fields_set or stage_need is None:
         return compute.volume_gb
-    return min(16384, max(compute.volume_gb, ceil(volume_needed(wanted) / 50) * 50))
+    return min(16384, max(compute.volume_gb, ceil(volume_needed(stage_need) / 50) * 50))
 
 
-def volume_needed(wanted: StageNeed) -> float:
+def volume_needed(stage_need: StageNeed) -> float:
     """GiB of disk that a stage takes, the image's share with it."""
-    return (wanted.disk / 1e9 + REST_GB) if wanted.disk else 0.0
+    return (stage_need.disk / 1e9 + REST_GB) if stage_need.disk else 0.0
 
 
 def host_gib(instance_type: str) -> float | None:

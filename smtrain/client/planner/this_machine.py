@@ -11,7 +11,7 @@ from dataclasses import asdict
 from math import exp, gcd
 
 from smtrain.client.planner import reference_pass
-from smtrain.client.planner.calibration import UNCALIBRATED
+from smtrain.client.planner.calibration import MIN_UNCALIBRATED_WIDTH
 from smtrain.client.planner.long_rows import long_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, stage_faults
 from smtrain.client.planner.memory import checkpoint_bytes, core_memory
@@ -78,8 +78,8 @@ def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
     The mesh stays if it fits; else it is data parallel.
     """
     parallel, batch = config.parallel, config.train.global_batch_size
-    given = parallel.tp, parallel.pp, parallel.cp, parallel.micro_batch_size
-    for tp, pp, cp, micro in (given, (1, 1, 1, 1)):
+    mesh_degrees = parallel.tp, parallel.pp, parallel.cp, parallel.micro_batch_size
+    for tp, pp, cp, micro in (mesh_degrees, (1, 1, 1, 1)):
         for dp in range(cores // (tp * pp * cp), 0, -1):
             if batch % (dp * micro):
                 continue
@@ -92,21 +92,21 @@ def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
                 "ep": gcd(parallel.ep, dp * cp),
             }
             compute = {"instance_count": 1, "processes_per_instance": tp * pp * cp * dp}
-            tried = config.model_copy(
+            candidate_config = config.model_copy(
                 update={
                     "parallel": parallel.model_copy(update=values),
                     "compute": config.compute.model_copy(update=compute),
                 }
             )
-            need = memory_of(tried)
+            need = memory_of(candidate_config)
             if need is None or free is None or need <= free:
-                changed = {f"compute.{key}": value for key, value in compute.items()}
-                changed |= {
+                settings = {f"compute.{key}": value for key, value in compute.items()}
+                settings |= {
                     f"parallel.{key}": value
                     for key, value in values.items()
                     if value != getattr(parallel, key) and (key != "dp" or parallel.dp is not None)
                 }
-                return " ".join(f"--set {key}={value}" for key, value in changed.items())
+                return " ".join(f"--set {key}={value}" for key, value in settings.items())
     return None
 
 
@@ -117,11 +117,13 @@ def memory_of(config: JobConfig) -> float | None:
     except ConfigError:
         return None
     mesh, plain = Mesh.of_config(config, work.shape.layers), _host(config)
-    held = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
-    return held * mesh.tp * mesh.shards + PROCESS * config.world_size
+    core_bytes = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
+    return core_bytes * mesh.tp * mesh.shards + PROCESS * config.world_size
 
 
-def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool = True) -> Plan:
+def plan_here(
+    config: JobConfig, measured_rate: float | None = None, *, measure: bool = True
+) -> Plan:
     """Plan a run on this machine: processes, memory, disk and speed; no cost.
 
     `measured` is the tokens per second of this config; without it, the speed of the machine is
@@ -132,29 +134,29 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     mesh, host = Mesh.of_config(config, shape.layers), _host(config)
     core = max(
         (core_memory(work, host, mesh, stage) for stage in range(mesh.pp)),
-        key=lambda one: one.total,
+        key=lambda memory: memory.total,
     )
     memory, room = memory_here(), free_disk()
-    needed = disk_needed(config, work)
+    disk_bytes = disk_needed(config, work)
     faults = (*shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp), *stage_faults(shape, mesh))
-    faults = faults or (*_memory_fault(config, memory), *_disk_fault(needed, room))
+    faults = faults or (*_memory_fault(config, memory), *_disk_fault(disk_bytes, room))
     warnings, step, rate, wide = (
         ramp_warnings(config) + about_model(config) + long_rows(config),
         None,
         None,
         0.0,
     )
-    if measured is not None:
-        rate = measured / work.seq_len
+    if measured_rate is not None:
+        rate = measured_rate / work.seq_len
     elif not faults:
         speed = speed_of(config, measure=measure)
         if (step := _step(config, work, mesh, speed)) is None:
             warnings.append(f"{speed.reason}, so the time is not known")
         else:
-            rate, wide = work.global_batch / step.total, UNCALIBRATED
-    before = 0.0
+            rate, wide = work.global_batch / step.total, MIN_UNCALIBRATED_WIDTH
+    reference_seconds = 0.0
     if rate:
-        before = reference_pass.seconds(config, work, mesh, work.global_batch / rate)
+        reference_seconds = reference_pass.seconds(config, work, mesh, work.global_batch / rate)
         warnings += reference_pass.warnings(config, work, mesh, work.global_batch / rate)
     warnings.append(
         "on AWS it would run on other machines: `smtrain plan --target aws` plans those"
@@ -179,7 +181,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
         mfu=None,
         calibrated=False,
         nearest=None,
-        hours=(before + config.train.samples / rate) / 3600 if rate else None,
+        hours=(reference_seconds + config.train.samples / rate) / 3600 if rate else None,
         attempts=None,
         dollars=None,
         dollars_by_item={},
@@ -190,7 +192,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
         save_interval_steps=None,
         checkpoint_gib=checkpoint_bytes(work) / GIB,
         choices=(),
-        disk_gib={"needed": needed / GIB, "free": room / GIB},
+        disk_gib={"needed": disk_bytes / GIB, "free": room / GIB},
         here=True,
         billed=False,
         unestimated=dict.fromkeys(
@@ -204,15 +206,17 @@ def disk_needed(config: JobConfig, work: Work) -> float:
     """Bytes of a run below $SMTRAIN_HOME: the model three times (original, converted, exported),
     the kept checkpoints and the one being written, and the text with its tokens.
     """
-    kept = (config.checkpoint.keep + 1) * checkpoint_bytes(work)
-    return 3 * 4.0 * work.parameters + kept + 2 * (text_bytes(config) or 0.0)
+    checkpoints = (config.checkpoint.keep + 1) * checkpoint_bytes(work)
+    return 3 * 4.0 * work.parameters + checkpoints + 2 * (text_bytes(config) or 0.0)
 
 
 def free_disk() -> float:
     """Free bytes on the disk of $SMTRAIN_HOME."""
     folder = home_path().absolute()
     return float(
-        shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
+        shutil.disk_usage(
+            next(parent for parent in (folder, *folder.parents) if parent.exists())
+        ).free
     )
 
 
@@ -226,21 +230,23 @@ def _memory_fault(config: JobConfig, free: float | None) -> tuple[str, ...]:
         if offer
         else "take a smaller model, a shorter train.seq_len or a smaller batch"
     )
-    started = "1 process needs" if config.world_size == 1 else f"{config.world_size} processes need"
+    process_words = (
+        "1 process needs" if config.world_size == 1 else f"{config.world_size} processes need"
+    )
     return (
         (
-            f"memory: {started} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here;"
+            f"memory: {process_words} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here;"
             f" {remedy}"
         ),
     )
 
 
-def _disk_fault(needed: float, free: float) -> tuple[str, ...]:
-    if needed <= free:
+def _disk_fault(disk_bytes: float, free: float) -> tuple[str, ...]:
+    if disk_bytes <= free:
         return ()
     return (
         (
-            f"disk: the run takes about {needed / GIB:.1f} GiB below SMTRAIN_HOME, and"
+            f"disk: the run takes about {disk_bytes / GIB:.1f} GiB below SMTRAIN_HOME, and"
             f" {free / GIB:.1f} GiB are free; free some (`smtrain local clean` says what can go),"
             " or set SMTRAIN_HOME to a folder on a larger disk"
         ),
@@ -251,7 +257,7 @@ def _step(config: JobConfig, work: Work, mesh: Mesh, speed: Speed) -> StepTime |
     """Time of an optimizer step by the measured speed of this machine; None if it is unknown."""
     if speed.entry is None:
         return None
-    return step_time(work, Machine.described("this machine", 1, speed.entry), mesh)
+    return step_time(work, Machine.from_entry("this machine", 1, speed.entry), mesh)
 
 
 def _host(config: JobConfig) -> Machine:
@@ -264,5 +270,5 @@ def _host(config: JobConfig) -> Machine:
         1,
         1,
         1,
-        accelerated=False,
+        has_accelerators=False,
     )

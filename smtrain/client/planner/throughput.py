@@ -22,11 +22,11 @@ from smtrain.client.planner.machines import (
     Work,
     adapter_numbers,
     alike_stages,
-    cut,
     distinct_stages,
     equal_runs,
     expert_share,
     layers_of,
+    sizes_of_rank,
     stage_kinds,
     trained_numbers,
 )
@@ -82,12 +82,12 @@ class Coefficients:
     """
 
     @classmethod
-    def fitted(cls, machine: Machine | None = None) -> Coefficients:
+    def for_machine(cls, machine: Machine | None = None) -> Coefficients:
         """The fitted values for Neuron cores; for GPUs and described machines those of their chip,
         or of the one that stands in for it, scaled to their own link.
         """
         if machine is None or not machine.link:
-            return _fitted()
+            return _neuron_coefficients()
         k, share = _of_chip(machine.chip)
         link = share * machine.link / machine.core_flops
         return replace(k, link_bytes_per_flop=link, kernels=kernels_of(replace(machine, count=1)))
@@ -99,7 +99,7 @@ DENSE = tuple(f.name for f in fields(Coefficients) if f.name not in (*EXPERTS, "
 MATURE = 20  # minor number of Neuron 2.x from which releases are no faster than the one before
 
 
-def stand_in(chip: str) -> str:
+def reference_chip(chip: str) -> str:
     """The chip whose published runs are used for this one: itself, or one like it
     (core/facts/throughput_gpu.toml).
     """
@@ -111,13 +111,13 @@ def stand_in(chip: str) -> str:
 @cache
 def _of_chip(chip: str) -> tuple[Coefficients, float]:
     """Coefficients of a chip, and the share of its link that collectives reach."""
-    row = table("throughput_gpu")["chips"][stand_in(chip)]
+    row = table("throughput_gpu")["chips"][reference_chip(chip)]
     k = Coefficients(**{name: row[name] for name in DENSE} | _of_experts())
     return k, k.link_bytes_per_flop * row["tflops"] * 1e12 / (row["link_gbs"] * 1e9)
 
 
 @cache
-def _fitted() -> Coefficients:
+def _neuron_coefficients() -> Coefficients:
     row = table("throughput")["coefficients"]
     return Coefficients(**{name: row[name] for name in DENSE} | _of_experts())
 
@@ -163,13 +163,13 @@ class StepTime:
         """Seconds by part, with `total`; those that a run may not have are left out if it has
         not.
         """
-        each = {f.name: getattr(self, f.name) for f in fields(self)}
+        seconds = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("expert_parallel", "context_parallel", "optimizer"):
-            if not each[name]:
-                del each[name]
-        return {**each, "total": self.total}
+            if not seconds[name]:
+                del seconds[name]
+        return {**seconds, "total": self.total}
 
-    def faster(self, times: float) -> StepTime:
+    def speed_up(self, times: float) -> StepTime:
         """The same step, with every part faster by this factor."""
         return StepTime(*(getattr(self, f.name) / times for f in fields(self)))
 
@@ -204,8 +204,8 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     It is the last one, which has the output matrix, unless `mesh.layers` gives other stages more
     layers to make up for it.
     """
-    slot, others = StageTimes(work, machine, mesh, k).slowest(mesh.pp, mesh.layers)
-    return replace(slot, middle=others)
+    slot, mean_others = StageTimes(work, machine, mesh, k).slowest(mesh.pp, mesh.layers)
+    return replace(slot, middle=mean_others)
 
 
 class StageTimes:
@@ -259,14 +259,16 @@ class StageTimes:
         if not layers:
             last = self.stage(pp, layers, pp - 1)
             return last, last.middle
-        alike = alike_stages(self._shape, pp, layers)[:-1]
+        stage_groups = alike_stages(self._shape, pp, layers)[:-1]
         # Equal stages are timed once: time depends on a stage's layers, not on its number.
-        runs = [(self.stage(pp, layers, first), times) for first, times in equal_runs(alike)]
+        runs = [(self.stage(pp, layers, first), times) for first, times in equal_runs(stage_groups)]
         runs.append((self.stage(pp, layers, pp - 1), 1))
-        most, others = _most_and_others([(slot.total, times) for slot, times in runs])
-        return next(slot for slot, _ in runs if slot.total == most), others
+        slowest_seconds, mean_others = _most_and_others(
+            [(slot.total, times) for slot, times in runs]
+        )
+        return next(slot for slot, _ in runs if slot.total == slowest_seconds), mean_others
 
-    def balanced(self, pp: int) -> tuple[tuple[int, ...], float, float]:
+    def balance_layers(self, pp: int) -> tuple[tuple[int, ...], float, float]:
         """Layers of each stage for the shortest time, the output matrix counted, with the seconds
         of the slowest stage and the mean ones of the rest; no layers if even stages are possible.
 
@@ -276,19 +278,19 @@ class StageTimes:
         if self._shape.layers % pp == 0:
             last = self.stage(pp, (), pp - 1)
             return (), last.total, last.middle
-        best, least = _Dealing((), ()), math.inf
+        best, best_seconds = _Dealing((), ()), math.inf
         for dealt in _dealings(self._shape.layers, pp):
             if self.uniform:  # the stage before the last has the most layers of those before it
                 time = max(self._between_s(dealt.runs[-1][0]), self._last_s(dealt.layers[-1]))
             else:
                 time = self.slowest(pp, dealt.layers)[0].total
-            if time < least:
-                best, least = dealt, time
-            elif time > least and self.uniform:
+            if time < best_seconds:
+                best, best_seconds = dealt, time
+            elif time > best_seconds and self.uniform:
                 break  # an earlier stage is the slowest from here on
         if not self.uniform:
-            slot, others = self.slowest(pp, best.layers)
-            return best.layers, slot.total, others
+            slot, mean_others = self.slowest(pp, best.layers)
+            return best.layers, slot.total, mean_others
         runs = [(self._between_s(count), times) for count, times in best.runs]
         return best.layers, *_most_and_others([*runs, (self._last_s(best.layers[-1]), 1)])
 
@@ -301,37 +303,37 @@ class StageTimes:
 
     def stage(self, pp: int, layers: tuple[int, ...], stage: int) -> Slot:
         """One of so many stages."""
-        last, alone = stage == pp - 1, pp == 1
+        last, is_only = stage == pp - 1, pp == 1
         if self.uniform:
-            return self._of_count(layers_of(self._shape.layers, pp, stage, layers), last, alone)
+            return self._of_count(layers_of(self._shape.layers, pp, stage, layers), last, is_only)
         kinds = stage_kinds(self._shape, pp, stage, layers)
-        key = frozenset(kinds.items()), last, alone
+        key = frozenset(kinds.items()), last, is_only
         if key not in self._by_kinds:
-            self._by_kinds[key] = self._time(kinds, last, alone)
+            self._by_kinds[key] = self._time(kinds, last, is_only)
         return self._by_kinds[key]
 
-    def _of_count(self, count: int, last: bool, alone: bool) -> Slot:
+    def _of_count(self, count: int, last: bool, is_only: bool) -> Slot:
         """A stage with so many layers of a model whose layers are alike."""
-        known = self._alone if alone else self._last if last else self._between
-        slot = known.get(count)
+        cached_slots = self._alone if is_only else self._last if last else self._between
+        slot = cached_slots.get(count)
         if slot is None:
             kinds = {self._shape.by_layer[0]: count} if count else {}
-            slot = known[count] = self._time(kinds, last, alone)
+            slot = cached_slots[count] = self._time(kinds, last, is_only)
         return slot
 
-    def _time(self, kinds: Mapping[ModelShape, int], last: bool, alone: bool) -> Slot:
+    def _time(self, kinds: Mapping[ModelShape, int], last: bool, is_only: bool) -> Slot:
         layers = sum(kinds.values())
         dense = attention = middle = launches = 0.0
         for kind, count in kinds.items():
-            layer, scores, launched = self._layers.get(kind) or self._layer(kind)
+            layer, scores, kind_launches = self._layers.get(kind) or self._layer(kind)
             dense, attention = dense + count * layer, attention + count * scores
-            middle, launches = middle + count * (layer + scores), launches + count * launched
+            middle, launches = middle + count * (layer + scores), launches + count * kind_launches
         head = self._head_time() if last else 0.0
         collectives = layers * self._moved / self._link
         sparse = sum(count for kind, count in kinds.items() if kind.experts is not None)
-        swapped = sparse * self._swap
-        gathered = _gathers(self._work, self._mesh, kinds, self._tokens) / self._gather_link
-        overhead = self._k.slot_seconds * (1 if alone else _LAUNCHES)
+        expert_seconds = sparse * self._swap
+        gather_seconds = _gathers(self._work, self._mesh, kinds, self._tokens) / self._gather_link
+        overhead = self._k.slot_seconds * (1 if is_only else _LAUNCHES)
         if (
             self._k.kernels
         ):  # the device waits for the host's launches, if these take longer than its work
@@ -342,9 +344,9 @@ class StageTimes:
             attention=attention,
             tensor_parallel=collectives,
             overhead=overhead,
-            middle=middle + collectives + overhead + swapped + gathered,
-            expert_parallel=swapped,
-            context_parallel=gathered,
+            middle=middle + collectives + overhead + expert_seconds + gather_seconds,
+            expert_parallel=expert_seconds,
+            context_parallel=gather_seconds,
         )
 
     def _layer(self, kind: ModelShape) -> tuple[float, float, float]:
@@ -368,7 +370,11 @@ class StageTimes:
                 # weight and token.
                 passes = 2 if work.lora else 3  # one product less without the weight's gradient
                 self._head = (
-                    passes * 2.0 * cut(work.shape, mesh.tp).head * self._tokens / self._rate
+                    passes
+                    * 2.0
+                    * sizes_of_rank(work.shape, mesh.tp).head
+                    * self._tokens
+                    / self._rate
                 )
         return self._head
 
@@ -379,14 +385,14 @@ def ramp_share(
     """Mean time of a run's steps, (steps, sequences of each), relative to a step of the whole
     global batch.
     """
-    k, each = Coefficients.fitted(machine), mesh.dp * mesh.micro_batch
+    k, batch_unit = Coefficients.for_machine(machine), mesh.dp * mesh.micro_batch
     steps = sum(count for count, _ in batches)
     if not steps or all(size == work.global_batch for _, size in batches):
         return 1.0
 
     def seconds(size: int) -> float:
         return step_time(
-            replace(work, global_batch=-(-size // each) * each), machine, mesh, k
+            replace(work, global_batch=-(-size // batch_unit) * batch_unit), machine, mesh, k
         ).total
 
     return (
@@ -407,12 +413,21 @@ def _dealings(layers: int, pp: int) -> list[_Dealing]:
     """Ways to deal layers to stages: the last one gets ever fewer, those before it as equal numbers
     as possible.
     """
-    found = []
+    dealings = []
     for last in range(layers // pp + 1, 0, -1):
-        before, more = divmod(layers - last, pp - 1)
-        runs = ((before, pp - 1 - more), (before + 1, more)) if more else ((before, pp - 1),)
-        found.append(_Dealing((*[before] * (pp - 1 - more), *[before + 1] * more, last), runs))
-    return found
+        even_layers, extra_stages = divmod(layers - last, pp - 1)
+        runs = (
+            ((even_layers, pp - 1 - extra_stages), (even_layers + 1, extra_stages))
+            if extra_stages
+            else ((even_layers, pp - 1),)
+        )
+        dealings.append(
+            _Dealing(
+                (*[even_layers] * (pp - 1 - extra_stages), *[even_layers + 1] * extra_stages, last),
+                runs,
+            )
+        )
+    return dealings
 
 
 def _most_and_others(runs: Sequence[tuple[float, int]]) -> tuple[float, float]:
@@ -422,9 +437,9 @@ def _most_and_others(runs: Sequence[tuple[float, int]]) -> tuple[float, float]:
     totals: list[float] = []
     for seconds, stages in runs:
         totals += [seconds] * stages
-    most = max(totals)
+    slowest_seconds = max(totals)
     # The bubble passes the other stages once: their mean, not the slowest, sets its length.
-    return most, (sum(totals) - most) / max(1, len(totals) - 1)
+    return slowest_seconds, (sum(totals) - slowest_seconds) / max(1, len(totals) - 1)
 
 
 def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
@@ -435,15 +450,15 @@ def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
     return link
 
 
-def _routed(work: Work, mesh: Mesh, tokens: int) -> float:
+def _routed_bytes(work: Work, mesh: Mesh, tokens: int) -> float:
     """Bytes of hidden states that a rank sends to experts in one direction: one for each choice of
     a token, and those that fill an expert's capacity.
     """
     assert work.shape.experts is not None
-    hidden = (
+    row_bytes = (
         (work.capacity or 1.0) * work.shape.experts.chosen * tokens * work.shape.hidden * work.width
     )
-    return hidden / mesh.tp if work.whole_experts else hidden
+    return row_bytes / mesh.tp if work.whole_experts else row_bytes
 
 
 def _swap_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens: int) -> float:
@@ -458,11 +473,13 @@ def _swap_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens
     passes = 6 if mesh.recompute == "full" else 4
     # Ranks of the same host among those that share experts; tensor-parallel neighbours take places
     # of the host too.
-    near = min(mesh.ep, machine.cores if work.whole_experts else max(1, machine.cores // mesh.tp))
+    local_ranks = min(
+        mesh.ep, machine.cores if work.whole_experts else max(1, machine.cores // mesh.tp)
+    )
     link, network = (_link(machine, ranks, k) for ranks in (1, machine.cores + 1))
     # Seconds a byte: ep - 1 of ep parts leave the rank, `near - 1` of them by the host's links.
-    each = (near - 1) / link + (mesh.ep - near) / network
-    return passes * _routed(work, mesh, tokens) / mesh.ep * each / k.swap_share
+    seconds_per_byte = (local_ranks - 1) / link + (mesh.ep - local_ranks) / network
+    return passes * _routed_bytes(work, mesh, tokens) / mesh.ep * seconds_per_byte / k.swap_share
 
 
 def _sorting_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens: int) -> float:
@@ -473,7 +490,7 @@ def _sorting_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tok
         return 0.0
     return (
         _DENSE[mesh.recompute]
-        * _routed(work, mesh, tokens)
+        * _routed_bytes(work, mesh, tokens)
         / (k.routed_bytes_per_flop * machine.core_flops)
     )
 
@@ -484,17 +501,26 @@ def _gathers(work: Work, mesh: Mesh, kinds: Mapping[ModelShape, int], tokens: in
     """
     if mesh.cp == 1:
         return 0.0
-    moved = 0.0
+    received_numbers = 0.0
     for kind, count in kinds.items():
         if kind.delta is None:
             passes = 4 if mesh.recompute != "none" else 3
-            others = float(tokens * (mesh.cp - 1))
-            moved += count * passes * 2 * cut(kind, mesh.tp).kv_heads * kind.head_dim * others
+            other_tokens = float(tokens * (mesh.cp - 1))
+            received_numbers += (
+                count
+                * passes
+                * 2
+                * sizes_of_rank(kind, mesh.tp).kv_heads
+                * kind.head_dim
+                * other_tokens
+            )
         else:
             passes = 3 if mesh.recompute != "none" else 2
-            others = tokens * (mesh.cp - 1) / mesh.cp
-            moved += count * passes * 2 * (kind.delta.keys + kind.delta.values) / mesh.tp * others
-    return moved * work.width
+            other_tokens = tokens * (mesh.cp - 1) / mesh.cp
+            received_numbers += (
+                count * passes * 2 * (kind.delta.keys + kind.delta.values) / mesh.tp * other_tokens
+            )
+    return received_numbers * work.width
 
 
 def _layer_time(
@@ -508,35 +534,41 @@ def _layer_time(
     """
     if k.kernels:
         return k.kernels.layer(work, mesh, tokens)
-    shape, held = work.shape, cut(work.shape, mesh.tp)
-    used: float = held.layer
+    shape, rank_sizes = work.shape, sizes_of_rank(work.shape, mesh.tp)
+    used: float = rank_sizes.layer
     factors = 0.0  # those of other linears are small
     if shape.experts is not None:  # as many rows as without ep, if the experts get equal shares
         share = (work.capacity or 1.0) * shape.experts.chosen / shape.experts.count
-        used += held.experts * (k.expert_products * share - 1)
+        used += rank_sizes.experts * (k.expert_products * share - 1)
         if work.lora is not None and work.lora.of_experts:
-            adapted = replace(work.lora, targets=work.lora.of_experts)
-            one = replace(mesh, pp=1, ep=1, layers=())
+            expert_lora = replace(work.lora, targets=work.lora.of_experts)
+            single_stage_mesh = replace(mesh, pp=1, ep=1, layers=())
             factors = (
-                adapter_numbers(replace(shape, layers=1), adapted, one, 0)
+                adapter_numbers(replace(shape, layers=1), expert_lora, single_stage_mesh, 0)
                 * k.expert_products
                 * share
             )
     # With a piece of a row from each end, a rank sees half of the keys, as the only rank of a whole
     # row does. Of rows that are cut once for a rank, the last rank sees nearly all.
-    seen = work.seq_len * (2 - 1 / mesh.cp if work.seq_len % (2 * mesh.cp) else 1.0)
-    span = min(seen, shape.sliding_window or seen)
-    frozen = 1 if work.lora else 0
-    again = 0.0
+    visible_keys = work.seq_len * (2 - 1 / mesh.cp if work.seq_len % (2 * mesh.cp) else 1.0)
+    span = min(visible_keys, shape.sliding_window or visible_keys)
+    frozen_passes = 1 if work.lora else 0
+    repeated_passes = 0.0
     if (
         mesh.recompute == "selective" and not work.gathers_again
     ):  # engine native repeats the module's matrices
-        again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / used
+        repeated_passes = (
+            2.0
+            * shape.hidden
+            * shape.head_dim
+            * (shape.heads / mesh.tp + rank_sizes.kv_heads)
+            / used
+        )
         if shape.delta is not None:
-            again = (
+            repeated_passes = (
                 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
             )
-    layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * used * tokens / rate
+    layer = (_DENSE[mesh.recompute] + repeated_passes - frozen_passes) * 2.0 * used * tokens / rate
     layer += _DENSE[mesh.recompute] * 2.0 * factors * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     passes = _SCORES[mesh.recompute] + (
@@ -547,10 +579,16 @@ def _layer_time(
         # Within chunks, and with the state of the chunk before; once more, as the rule is always
         # computed again.
         key, value = shape.delta.key_dim, shape.delta.value_dim
-        each = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
+        operations = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
         passes = _SCORES[mesh.recompute] + 1
         scores = (
-            passes * shape.delta.value_heads / mesh.tp * each * tokens * k.unfused_attention / rate
+            passes
+            * shape.delta.value_heads
+            / mesh.tp
+            * operations
+            * tokens
+            * k.unfused_attention
+            / rate
         )
     return layer, scores
 
@@ -572,21 +610,28 @@ def exchange_time(
 
     numbers: the mesh's `exchanged_numbers`, if they are known.
     """
-    alone = (
+    single_host = (
         machine.link and machine.count == 1
     )  # GPUs of one host: over their own links, all at once
     copies = (
         [1, 1]
-        if alone
+        if single_host
         else [min(machine.cores, mesh.tp * mesh.pp * ranks) for ranks in (1, mesh.ep)]
     )
     numbers = numbers or exchanged_numbers(work, mesh)
-    most = max(float(shared * copies[0] + own * copies[1]) for shared, own in numbers)
+    largest_numbers = max(
+        float(dense_parameters * copies[0] + expert_parameters * copies[1])
+        for dense_parameters, expert_parameters in numbers
+    )
     # Once as an fp32 gradient, once as a weight; adapters' weights are fp32 too.
-    each = most * (4 + (4 if work.lora else work.width))
-    if alone:
-        return each / (k.link_bytes_per_flop * machine.core_flops) if machine.cores > 1 else 0.0
-    return each / (k.network_share * machine.network)
+    exchanged_bytes = largest_numbers * (4 + (4 if work.lora else work.width))
+    if single_host:
+        return (
+            exchanged_bytes / (k.link_bytes_per_flop * machine.core_flops)
+            if machine.cores > 1
+            else 0.0
+        )
+    return exchanged_bytes / (k.network_share * machine.network)
 
 
 def exchanged_numbers(work: Work, mesh: Mesh) -> list[tuple[int, int]]:
@@ -597,12 +642,12 @@ def exchanged_numbers(work: Work, mesh: Mesh) -> list[tuple[int, int]]:
     for stage in (
         distinct_stages(work.shape, mesh.pp, mesh.layers) if mesh.layers else (0, mesh.pp - 1)
     ):
-        own = expert_share(work, mesh, stage)
-        shared = trained_numbers(work, mesh, stage) - own
+        expert_parameters = expert_share(work, mesh, stage)
+        dense_parameters = trained_numbers(work, mesh, stage) - expert_parameters
         numbers.append(
-            (shared, 0 if mesh.ep == mesh.shards else own)
+            (dense_parameters, 0 if mesh.ep == mesh.shards else expert_parameters)
         )  # if no other rank holds the same experts
-    return numbers if any(own for _, own in numbers) else [max(numbers)]
+    return numbers if any(expert_parameters for _, expert_parameters in numbers) else [max(numbers)]
 
 
 def update_time(work: Work, mesh: Mesh, k: Coefficients) -> float:
@@ -614,7 +659,7 @@ def update_time(work: Work, mesh: Mesh, k: Coefficients) -> float:
 
 def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None = None) -> StepTime:
     """Seconds of an optimizer step, for a mesh without `mesh_faults`."""
-    k = k or Coefficients.fitted(machine)
+    k = k or Coefficients.for_machine(machine)
     slot = slot_time(work, machine, mesh, k)
     slots = work.global_batch // (mesh.dp * mesh.micro_batch)
     return StepTime(

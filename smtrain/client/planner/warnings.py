@@ -43,13 +43,13 @@ def run_warnings(
     work: Work,
     machine: Machine,
     step_s: float,
-    spent: Cost | None,
-    lost: Saving | None,
+    cost: Cost | None,
+    saving: Saving | None,
 ) -> list[str]:
-    if spent is None or lost is None:
+    if cost is None or saving is None:
         return []
     out = []
-    limit, wall = config.compute.max_run, spent.train_hours * HOUR
+    limit, wall = config.compute.max_run, cost.train_hours * HOUR
     first = min(config.train.save_interval, config.train.steps) * step_s
     if first > limit:
         out.append(
@@ -66,21 +66,21 @@ def run_warnings(
             f"compute.max_run: {spell(limit)} leaves {1 - wall / limit:.0%} more than the run's"
             f" {spell(wall)}, and a plan is not so exact; raise it"
         )
-    if spent.attempts > 1 and wall > 2 * config.train.steps * step_s * lost.stretch:
+    if cost.attempts > 1 and wall > 2 * config.train.steps * step_s * saving.stretch:
         out.append(
             "cluster.time: more than half of every attempt goes into starting it; take a longer one"
         )
-    if (warning := slow_stop(config, step_s, lost.save_s)) is not None:
+    if (warning := slow_stop(config, step_s, saving.save_s)) is not None:
         out.append(warning)
-    if config.compute.spot and not isfinite(lost.stretch):
+    if config.compute.spot and not isfinite(saving.stretch):
         out.append(
             "compute.spot: the run would practically never end between interruptions; save more"
             " often"
         )
-    if lost.stretch > 1.05:
+    if saving.stretch > 1.05:
         out.append(
-            f"saving every {config.train.save_interval} steps costs {lost.stretch - 1:.0%} of the"
-            f" time in saves and lost work; {max(1, round(lost.best_interval_s / step_s))} steps"
+            f"saving every {config.train.save_interval} steps costs {saving.stretch - 1:.0%} of the"
+            f" time in saves and lost work; {max(1, round(saving.best_interval_s / step_s))} steps"
             " lose least"
         )
     return out
@@ -91,12 +91,12 @@ def slow_stop(config: JobConfig, step_s: float, save_s: float) -> str | None:
     do.
     """
     grace = config.stop_grace
-    left = 1 - (step_s + save_s) / grace
-    if left >= THIN:
+    grace_share = 1 - (step_s + save_s) / grace
+    if grace_share >= THIN:
         return None
-    if left >= 0:
+    if grace_share >= 0:
         return (
-            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {left:.0%} of the"
+            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {grace_share:.0%} of the"
             f" {grace} s that are given after a stop or an interruption: if they take longer than"
             " planned, what was trained since the last checkpoint is lost"
         )
@@ -115,14 +115,14 @@ def image_warnings(config: JobConfig) -> list[str]:
 
 def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
     host, out = host_memory(work, machine, mesh), []
-    for what, need in (
+    for activity, need in (
         ("loading", host.load),
         ("saving", host.save),
         ("saving asynchronously", host.async_save),
     ):
         if need > machine.host_bytes:
             out.append(
-                f"host memory: {what} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}:"
+                f"host memory: {activity} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}:"
                 f" short by {(need - machine.host_bytes) / GIB:.0f} GiB"
             )
     if mesh.ep > 1 and work.capacity is None:
@@ -141,7 +141,7 @@ def neuron_warnings(
     mesh: Mesh,
     first_step_s: float,
     *,
-    measured: bool,
+    has_own_run: bool,
 ) -> list[str]:
     """Warnings of engine native on Neuron cores: unknown or slow parts, each with a number."""
     out = []
@@ -150,7 +150,7 @@ def neuron_warnings(
             f"the share of peak is of {machine.core_flops / 1e12:.4g} TF a core (AWS's data sheet,"
             " divided by the cores); torchtitan divides by 158 TF at LNC 2"
         )
-    if not measured:
+    if not has_own_run:
         out.append(
             "AWS published no throughput of training with TorchNeuron, and beta users reported 1 to"
             " 4 % of peak for models with slow kernels; measure a short run, and correct this plan"
@@ -180,35 +180,35 @@ def neuron_warnings(
     lack = flash_lack(
         work.seq_len,
         work.shape.widest_head,
-        has_mask=work.masked,
+        has_mask=work.has_mask,
         is_compiled=bool(config.train.compile),
     )
     if lack is not None:
         scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch
         size = f"{scores / GIB:.2g}" if scores >= 0.01 * GIB else "under 0.01"
-        kept = "kept by every layer" if mesh.recompute == "none" else "for one layer at a time"
+        duration = "kept by every layer" if mesh.recompute == "none" else "for one layer at a time"
         out.append(
             f"attention runs without its flash kernel: {lack}. Its scores take {size} GiB of a"
-            f" core, {kept}{_flash_remedy(config, work)}"
+            f" core, {duration}{_flash_remedy(config, work)}"
         )
     return out
 
 
 def _flash_remedy(config: JobConfig, work: Work) -> str:
     """The setting that brings the flash kernel back, if there is one."""
-    window, kept = (
+    window, keeps_documents = (
         work.shape.sliding_window,
         config.train.objective == "pretrain" and not config.data.document_mask,
     )
     multiple = FLASH_LENGTHS["compiled" if config.train.compile else "eager"]
     if config.data.document_mask:
         return "; leave out data.document_mask if the documents of a row may see each other"
-    if work.shape.widest_head > FLASH_HEAD or not kept:
+    if work.shape.widest_head > FLASH_HEAD or not keeps_documents:
         return ""
     longest = min(positions_of(config) or inf, window or inf)
-    above, below = (
+    next_multiple, previous_multiple = (
         -(-work.seq_len // multiple) * multiple,
         min(work.seq_len, longest) // multiple * multiple,
     )
-    length = above if above <= longest else below
+    length = next_multiple if next_multiple <= longest else previous_multiple
     return f"; set train.seq_len: {length:.0f}" if length else ""

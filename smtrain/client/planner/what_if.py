@@ -16,8 +16,8 @@ Way = tuple[Candidate, Cost]
 _WORTH = 1.02  # a smaller gain in tokens per second is within the error of the planner
 
 
-def dollars(spent: Cost) -> float:
-    return inf if spent.total is None else spent.total
+def dollars(cost: Cost) -> float:
+    return inf if cost.total is None else cost.total
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,22 @@ class Limits:
     deadline_hours: float | None = None
 
     @property
-    def given(self) -> list[str]:
+    def names(self) -> list[str]:
         """Their names, in words."""
-        both = (("budget", self.budget), ("deadline", self.deadline_hours))
-        return [f"the {name}" for name, limit in both if limit is not None]
+        limits = (("budget", self.budget), ("deadline", self.deadline_hours))
+        return [f"the {name}" for name, limit in limits if limit is not None]
 
     @property
     def only_deadline(self) -> bool:
         return self.deadline_hours is not None and self.budget is None
 
-    def kept(self, spent: Cost, but: str = "") -> bool:
+    def allows(self, cost: Cost, but: str = "") -> bool:
         """Whether a cost is within all limits, or within all `but` one."""
         budget = inf if self.budget is None or but == "budget" else self.budget
         deadline = inf if self.deadline_hours is None or but == "deadline" else self.deadline_hours
-        return dollars(spent) <= budget and spent.train_hours <= deadline
+        return dollars(cost) <= budget and cost.train_hours <= deadline
 
-    def relaxed(self, ways: Sequence[Way]) -> list[str]:
+    def gains_without(self, ways: Sequence[Way]) -> list[str]:
         """The choices that a limit rules out: the fastest that only the budget forbids, and the
         cheapest that only the deadline forbids.
         """
@@ -56,15 +56,15 @@ class Limits:
                 lambda way: dollars(way[1]),
             ),
         ]
-        within, out = [way for way in ways if self.kept(way[1])], []
-        for name, limit, given, less in rules:
-            if given is None:
+        allowed_ways, out = [way for way in ways if self.allows(way[1])], []
+        for name, limit, bound, rank in rules:
+            if bound is None:
                 continue
-            beyond = [way for way in ways if self.kept(way[1], but=name) and less(way) < inf]
-            best = min(beyond, key=less, default=None)
-            if best is not None and less(best) < min(map(less, within), default=inf):
-                out.append(f"without the {name} of {limit}: {_said(best)}")
-            elif within:
+            beyond = [way for way in ways if self.allows(way[1], but=name) and rank(way) < inf]
+            best = min(beyond, key=rank, default=None)
+            if best is not None and rank(best) < min(map(rank, allowed_ways), default=inf):
+                out.append(f"without the {name} of {limit}: {_describe_way(best)}")
+            elif allowed_ways:
                 out.append(
                     f"without the {name} of {limit}: nothing"
                     f" {'faster' if name == 'budget' else 'cheaper'}"
@@ -73,34 +73,36 @@ class Limits:
 
 
 def larger_batch(
-    config: JobConfig, now: Candidate | None, search: Callable[[JobConfig], Iterable[Candidate]]
+    config: JobConfig, current: Candidate | None, search: Callable[[JobConfig], Iterable[Candidate]]
 ) -> list[str]:
     """The gain of twice train.max_global_batch_size on the same machines; `search` yields meshes,
     fastest first.
     """
-    most = config.train.max_global_batch_size
-    if most is None or now is None:
+    max_batch = config.train.max_global_batch_size
+    if max_batch is None or current is None:
         return []
     larger = config.model_copy(
-        update={"train": config.train.model_copy(update={"global_batch_size": 2 * most})}
+        update={"train": config.train.model_copy(update={"global_batch_size": 2 * max_batch})}
     )
-    best = next((one for one in search(larger) if one.machine == now.machine), None)
+    best = next(
+        (candidate for candidate in search(larger) if candidate.machine == current.machine), None
+    )
     if best is None:
         return []
-    times = (2 * most / best.step_s) / (config.train.global_batch_size / now.step_s)
+    times = (2 * max_batch / best.step_s) / (config.train.global_batch_size / current.step_s)
     gain = (
         f"{times - 1:.0%} more tokens a second ({best.mesh})"
         if times > _WORTH
         else "no more tokens a second"
     )
-    return [f"with train.max_global_batch_size {2 * most} for {most}: {gain}"]
+    return [f"with train.max_global_batch_size {2 * max_batch} for {max_batch}: {gain}"]
 
 
-def _said(way: Way) -> str:
-    found, spent = way
-    money = f"${spent.total:,.0f}" if spent.total is not None else "no price known"
-    machine = found.machine
+def _describe_way(way: Way) -> str:
+    candidate, cost = way
+    money = f"${cost.total:,.0f}" if cost.total is not None else "no price known"
+    machine = candidate.machine
     return (
-        f"{spell(spent.train_hours * HOUR)}, {money} ({machine.count} x {machine.type},"
-        f" {found.mesh})"
+        f"{spell(cost.train_hours * HOUR)}, {money} ({machine.count} x {machine.type},"
+        f" {candidate.mesh})"
     )

@@ -49,38 +49,40 @@ def work_of(
     config's machines do.
     """
     engine = engine or config.train.engine
-    recompute, again = _ENGINES[engine]
+    recompute, gathers_again = _ENGINES[engine]
     train = config.train
-    asked, lora = train.adapter, None
-    if asked is not None:
+    adapter, lora = train.adapter, None
+    if adapter is not None:
         lora = Lora(
-            asked.rank,
-            asked.alpha,
-            asked.dropout,
-            targets_of(shape, asked.targets),
-            asked.rslora,
-            asked.quantize,
+            adapter.rank,
+            adapter.alpha,
+            adapter.dropout,
+            targets_of(shape, adapter.targets),
+            adapter.rslora,
+            adapter.quantize,
         )
     work = Work(
         shape,
         train.seq_len,
         train.global_batch_size,
         train.precision,
-        gathers_again=again,
+        gathers_again=gathers_again,
         lora=lora,
-        apart=config.needs_attention_mask,
+        separates_documents=config.needs_attention_mask,
         capacity=config.parallel.expert_capacity if shape.experts else None,
     )
     if neuron is None:
-        own = config.own_machine
-        neuron = own.kind == "neuron" if own else is_neuron(config.compute.instance_type)
-    fused = not (engine == "nxd" and config.needs_attention_mask)  # NxD's kernel knows no samples
+        entry = config.own_machine
+        neuron = entry.kind == "neuron" if entry else is_neuron(config.compute.instance_type)
+    has_fused_attention = not (
+        engine == "nxd" and config.needs_attention_mask
+    )  # NxD's kernel knows no samples
     if neuron and engine == "native":
-        fused = (
+        has_fused_attention = (
             flash_lack(
                 train.seq_len,
                 shape.widest_head,
-                has_mask=work.masked,
+                has_mask=work.has_mask,
                 is_compiled=bool(train.compile),
             )
             is None
@@ -92,12 +94,12 @@ def work_of(
     if (
         shape.rules.sinks and engine == "native"
     ):  # which only FlashAttention computes without scores
-        fused = kind == "gpu"
+        has_fused_attention = kind == "gpu"
     return (
         replace(
             work,
-            fused_attention=fused,
-            compiled=compiles(train, kind),
+            fused_attention=has_fused_attention,
+            is_compiled=compiles(train, kind),
             deterministic=kind == "gpu" and is_deterministic(train, kind),
             document=mean_document(config),
         ),
@@ -141,8 +143,8 @@ def shape_of(config: JobConfig) -> ModelShape:
     if config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
 
-        if (described := demo.demo_config(config.model.path)) is not None:
-            return ModelShape.from_config(described)
+        if (hf_config := demo.demo_config(config.model.path)) is not None:
+            return ModelShape.from_config(hf_config)
     shape = named_shape(config.model.path.partition("@")[0])
     if shape is None:
         name = config.model.path.partition("@")[0].rstrip("/").rpartition("/")[2]
@@ -187,16 +189,22 @@ def about_model(config: JobConfig) -> list[str]:
     """Remarks on the model, and a warning if `shape_of` used only the last part of a path, which
     any model may have.
     """
-    if (described := described_of(config)) is not None:
-        return remarks_of(described, config.extend_rope(described), config.train.seq_len)
-    where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
-    known = {
+    if (hf_config := described_of(config)) is not None:
+        return remarks_of(hf_config, config.extend_rope(hf_config), config.train.seq_len)
+    scheme, _, name_path = config.model.path.partition("@")[0].rstrip("/").partition("://")
+    local_names = {
         row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()
     }
-    asked = rest.startswith("known-models/")  # --model NAME
-    if not rest or where in ("demo", "run") or asked or rest in known or named_shape(rest) is None:
+    is_requested = name_path.startswith("known-models/")  # --model NAME
+    if (
+        not name_path
+        or scheme in ("demo", "run")
+        or is_requested
+        or name_path in local_names
+        or named_shape(name_path) is None
+    ):
         return []
-    name = rest.rsplit("/", 1)[-1]
+    name = name_path.rsplit("/", 1)[-1]
     return [
         f"the model's size is that of the published {name}, by its name alone: {config.model.path}"
         " was not read"
@@ -219,29 +227,33 @@ def positions_of(config: JobConfig) -> int | None:
     """
     if config.model.path.startswith(RUN):
         try:
-            described: Any = described_of(config)
+            hf_config: Any = described_of(config)
         except ConfigError:  # reported by the checks of model.path
             return None
     elif config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
 
-        described = demo.demo_config(config.model.path)
+        hf_config = demo.demo_config(config.model.path)
     elif "://" in config.model.path:
-        named, rope = named_shape(config.model.path.partition("@")[0]), config.model.rope
-        published = positions(config.model.path) or (named.positions if named else None)
-        return positions_after(published, rope.settings, 0) if published and rope else published
+        shape, rope = named_shape(config.model.path.partition("@")[0]), config.model.rope
+        published_positions = positions(config.model.path) or (shape.positions if shape else None)
+        return (
+            positions_after(published_positions, rope.settings, 0)
+            if published_positions and rope
+            else published_positions
+        )
     else:
         try:
-            described = read_object(Path(config.model.path) / "config.json")
+            hf_config = read_object(Path(config.model.path) / "config.json")
         except (OSError, ValueError):
             return None  # reported by the checks of model.path
-    if isinstance(described, dict) and config.model.rope is not None:
+    if isinstance(hf_config, dict) and config.model.rope is not None:
         try:
-            described = config.extend_rope(described)
+            hf_config = config.extend_rope(hf_config)
         except SmtrainError:  # reported by the checks of model.path and model.rope
             return None
-    found = positions_named(described) if isinstance(described, dict) else None
-    return found if found is not None and found > 1 else None
+    longest = positions_named(hf_config) if isinstance(hf_config, dict) else None
+    return longest if longest is not None and longest > 1 else None
 
 
 def text_bytes(config: JobConfig) -> float | None:

@@ -29,7 +29,13 @@ from smtrain.client.preflight import (
     storage,
     this_machine,
 )
-from smtrain.client.preflight.context import Check, Context, Unplanned, Unreached, Unread
+from smtrain.client.preflight.context import (
+    Check,
+    CheckUnavailable,
+    Context,
+    PlanUnavailable,
+    ServiceUnreachable,
+)
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.model.hf_folder import folder_of
@@ -79,7 +85,7 @@ _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
 """Checks that do not concern a run on this machine."""
 ON_CLUSTERS = ("text", "tasks", "memory")
 """Checks that also apply to a backend with a queue, whose folder has its other checks."""
-NO_MORE: Mapping[str, Check] = {}
+NO_EXTRA_CHECKS: Mapping[str, Check] = {}
 
 
 def report_on(
@@ -87,10 +93,10 @@ def report_on(
     sections: Mapping[str, Any],
     *,
     stage: Stage | None,
-    others: OtherCommands,
+    other_commands: OtherCommands,
     target: TargetName | None,
     set_: Sequence[str],
-    more: Mapping[str, Check],
+    extra_checks: Mapping[str, Check],
 ) -> Report:
     """The report of `smtrain.check`; `more` has the checks that the client cannot make itself."""
     if isinstance(source, str | Path) and (folder := Path(folder_of(str(source)))).is_dir():
@@ -106,55 +112,59 @@ def report_on(
         place = backend_of(config, target)
     except ConfigError as error:
         return Report((*packages, *_of_config(error)))
-    chosen = [stage] if stage else stages_of(config, place.name)
+    stages = [stage] if stage else stages_of(config, place.name)
     if place.record.queues:
-        return _of_queue(config, place, chosen, more)
-    report = _all(config, place.name, chosen, others, more)
+        return _of_queue(config, place, stages, extra_checks)
+    report = _run_all(config, place.name, stages, other_commands, extra_checks)
     return (
-        Report((*packages, *(one for one in report.findings if one.check != "config")))
+        Report((*packages, *(finding for finding in report.findings if finding.check != "config")))
         if packages
         else report
     )
 
 
-def _all(
+def _run_all(
     config: JobConfig,
     target: TargetName,
     stages: Sequence[Stage],
-    others: OtherCommands,
-    more: Mapping[str, Check],
+    other_commands: OtherCommands,
+    extra_checks: Mapping[str, Check],
 ) -> Report:
     """Make all checks; if a required setting is missing, report it and use a stand-in."""
     findings: list[Finding] = []
-    without: set[str] = set()
+    skipped_checks: set[str] = set()
     while True:
         try:
-            rest = look(
-                Chain(config, backend_of(config, target)), stages, sorted(without), others, more
+            report = run_checks(
+                Chain(config, backend_of(config, target)),
+                stages,
+                sorted(skipped_checks),
+                other_commands,
+                extra_checks,
             )
             break
         except ConfigError as error:
-            new, lacking = _of_config(error), _lacking(error.faults, config)
+            new, missing_key = _of_config(error), _missing_key(error.faults, config)
         except JobError as error:
             if config.output.s3_uri:  # else AWS was asked for its account, to find a bucket
                 raise
-            new, lacking = (Finding("aws", "warning", str(error)),), "output.s3_uri"
+            new, missing_key = (Finding("aws", "warning", str(error)),), "output.s3_uri"
         findings += new
-        if lacking is None:
+        if missing_key is None:
             return Report(tuple(findings))
-        stand_in, skipped = _STAND_INS[lacking]
-        section, _, field = lacking.partition(".")
+        stand_in, dependent_checks = _STAND_INS[missing_key]
+        section, _, field = missing_key.partition(".")
         config = config.model_copy(
             update={section: getattr(config, section).model_copy(update={field: stand_in})}
         )
-        without |= set(skipped)
+        skipped_checks |= set(dependent_checks)
     return Report(
-        (*findings, *(finding for finding in rest if not findings or finding.check != "config"))
+        (*findings, *(finding for finding in report if not findings or finding.check != "config"))
     )
 
 
 def _of_queue(
-    config: JobConfig, place: Backend, stages: Sequence[Stage], more: Mapping[str, Check]
+    config: JobConfig, place: Backend, stages: Sequence[Stage], extra_checks: Mapping[str, Check]
 ) -> Report:
     try:
         chain = Chain(config, place, look=False)
@@ -163,30 +173,30 @@ def _of_queue(
     context = Context(chain, stages)
     # A machine that the planner does not know has no plan, so there is nothing to report about
     # nodes of one's own.
-    checks = {**{name: CHECKS[name] for name in ON_CLUSTERS}, **more}
-    others = [
-        one
+    checks = {**{name: CHECKS[name] for name in ON_CLUSTERS}, **extra_checks}
+    findings = [
+        finding
         for name, check in checks.items()
-        for one in _one(context, name, check)
-        if isinstance(one, Finding)
+        for finding in _run_check(context, name, check)
+        if isinstance(finding, Finding)
     ]
-    nodes = _look_at_queue(chain, stages, probe="train" in stages)
-    return Report((Finding("config", "ok", "the config is valid"), *nodes, *others))
+    nodes = _check_queue(chain, stages, probe="train" in stages)
+    return Report((Finding("config", "ok", "the config is valid"), *nodes, *findings))
 
 
-def _look_at_queue(
+def _check_queue(
     chain: Chain, stages: Sequence[Stage], *, probe: bool = False
 ) -> Iterator[Finding]:
     """The checks of a backend with a queue; `probe`: also ask its machines."""
-    copied = {upload.uri for upload in chain.resolved.uploads}
+    uploaded_uris = {upload.uri for upload in chain.resolved.uploads}
     checks = module_of(chain.target.record, "checks")
     findings: Iterator[Finding] = checks.run_checks(
-        chain.target, chain.config, stages, copied, probe=probe
+        chain.target, chain.config, stages, uploaded_uris, probe=probe
     )
     return findings
 
 
-def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:
+def _missing_key(faults: Sequence[str], config: JobConfig) -> str | None:
     """The key whose fault is the only one, if a stand-in helps; else None."""
     if len(faults) != 1:
         return None
@@ -202,51 +212,76 @@ def _of_config(error: ConfigError) -> tuple[Finding, ...]:
     return tuple(Finding("config", "fault", fault) for fault in error.faults)
 
 
-def look(
+def run_checks(
     chain: Chain,
     stages: Sequence[Stage],
-    without: Sequence[str] = (),
-    others: OtherCommands | None = None,
-    more: Mapping[str, Check] = NO_MORE,
+    left_out: Sequence[str] = (),
+    other_commands: OtherCommands | None = None,
+    extra_checks: Mapping[str, Check] = NO_EXTRA_CHECKS,
 ) -> Report:
     """All checks of these stages, those of the client and `more`, except those in `without`."""
     # Imported before the threads start: botocore's circular imports can deadlock them (importlib's
     # _DeadlockError).
     import boto3  # noqa: F401
 
-    context = Context(chain, stages, others or OtherCommands())
+    context = Context(chain, stages, other_commands or OtherCommands())
     context.requests, context.plan  # noqa: B018 - computed before the threads share them
-    skipped = {*without, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
-    chosen = {name: check for name, check in {**CHECKS, **more}.items() if name not in skipped}
-    with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
-        results = list(pool.map(lambda name: _one(context, name, chosen[name]), chosen))
+    skipped_checks = {*left_out, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
+    checks = {
+        name: check
+        for name, check in {**CHECKS, **extra_checks}.items()
+        if name not in skipped_checks
+    }
+    with ThreadPoolExecutor(max_workers=len(checks)) as pool:
+        results = list(pool.map(lambda name: _run_check(context, name, checks[name]), checks))
     findings = [Finding("config", "ok", "the config is valid")]
-    for some in results:
-        findings += [finding for finding in some if isinstance(finding, Finding)]
-    return Report((*findings, *_unreached([*chosen], results, together=not context.answered)))
+    for results_of_check in results:
+        findings += [finding for finding in results_of_check if isinstance(finding, Finding)]
+    return Report(
+        (*findings, *_unreached_findings([*checks], results, merge_services=not context.answered))
+    )
 
 
-def _unreached(
-    names: Sequence[str], results: Sequence[Sequence[Finding | Unread]], *, together: bool
+def _unreached_findings(
+    names: Sequence[str],
+    results: Sequence[Sequence[Finding | CheckUnavailable]],
+    *,
+    merge_services: bool,
 ) -> Iterator[Finding]:
     """One finding for each service that did not answer, with all the checks that need it, or
     (`together`) one for all services, if none answered. The same for a missing plan.
     """
-    kept: dict[tuple[str, str, str], list[str]] = {}
-    for name, some in zip(names, results, strict=True):
-        for why in some:
-            if isinstance(why, Unreached):
-                own = ("aws", str(why), why.remedy)
-                first = next((one for one in kept if one[0] == own[0]), own) if together else own
-                kept.setdefault(first, []).append(name)
-            elif isinstance(why, Unplanned):
-                kept.setdefault(("plan", str(why), why.remedy), []).append(name)
-    for (about, text, remedy), checks in kept.items():
-        yield Finding(about, "warning", f"{', '.join(checks)} could not be checked: {text}", remedy)
+    checks_by_reason: dict[tuple[str, str, str], list[str]] = {}
+    for name, check_results in zip(names, results, strict=True):
+        for reason in check_results:
+            if isinstance(reason, ServiceUnreachable):
+                key = ("aws", str(reason), reason.remedy)
+                first = (
+                    next(
+                        (
+                            earlier_key
+                            for earlier_key in checks_by_reason
+                            if earlier_key[0] == key[0]
+                        ),
+                        key,
+                    )
+                    if merge_services
+                    else key
+                )
+                checks_by_reason.setdefault(first, []).append(name)
+            elif isinstance(reason, PlanUnavailable):
+                checks_by_reason.setdefault(("plan", str(reason), reason.remedy), []).append(name)
+    for (service, text, remedy), checks in checks_by_reason.items():
+        yield Finding(
+            service, "warning", f"{', '.join(checks)} could not be checked: {text}", remedy
+        )
 
 
-def before(
-    chain: Chain, stages: Sequence[Stage], say: Say, more: Mapping[str, Check] = NO_MORE
+def require_launchable(
+    chain: Chain,
+    stages: Sequence[Stage],
+    say: Say,
+    extra_checks: Mapping[str, Check] = NO_EXTRA_CHECKS,
 ) -> None:
     """Check a run before `launch` and `run` upload anything: show warnings, and raise `JobError`
     with all faults.
@@ -257,9 +292,9 @@ def before(
     left out, as the command line has already asked about it.
     """
     if chain.target.record.queues:
-        report = Report(tuple(_look_at_queue(chain, stages)))
+        report = Report(tuple(_check_queue(chain, stages)))
     elif chain.target.record.rented:
-        report = look(chain, stages, without=["price"], more=more)
+        report = run_checks(chain, stages, left_out=["price"], extra_checks=extra_checks)
     else:
         context = Context(chain, stages)
         report = Report((*this_machine.machine(context), *image.image(context)))
@@ -274,12 +309,12 @@ def before(
         )
 
 
-def _one(context: Context, name: str, check: Check) -> list[Finding | Unread]:
-    results: list[Finding | Unread] = []
+def _run_check(context: Context, name: str, check: Check) -> list[Finding | CheckUnavailable]:
+    results: list[Finding | CheckUnavailable] = []
     try:
         results.extend(check(context))
-    except (Unreached, Unplanned) as why:
+    except (ServiceUnreachable, PlanUnavailable) as why:
         results.append(why)
-    except Unread as why:
+    except CheckUnavailable as why:
         results.append(Finding(name, "warning", f"could not be checked: {why}", why.remedy))
     return results

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Check = Callable[["Context"], Iterator[Finding]]
 REACH = "log in (`aws configure` or `aws sso login`), and see that this machine reaches AWS"
 # Error codes of AWS services for a missing right; S3's HEAD requests have no body, only the status.
-DENIED = {
+DENIED_CODES = {
     "AccessDenied",
     "AccessDeniedException",
     "UnauthorizedOperation",
@@ -40,7 +40,7 @@ DENIED = {
 }
 
 
-class Unread(Exception):  # noqa: N818 - not an error of the user
+class CheckUnavailable(Exception):  # noqa: N818 - not an error of the user
     """Something could not be read, so the check has no result; the text says what and why."""
 
     def __init__(
@@ -50,15 +50,15 @@ class Unread(Exception):  # noqa: N818 - not an error of the user
         self.remedy = remedy
 
 
-class Unreached(Unread):
+class ServiceUnreachable(CheckUnavailable):
     """A service does not answer, or there are no credentials: reported once, not by every check."""
 
 
-class Unplanned(Unread):
+class PlanUnavailable(CheckUnavailable):
     """There is no plan: reported once, with all checks that need it."""
 
 
-class Absent(Exception):  # noqa: N818
+class ResourceMissing(Exception):  # noqa: N818
     """AWS answers that the thing does not exist."""
 
 
@@ -68,12 +68,12 @@ class Context:
 
     chain: Chain
     stages: Sequence[Stage]
-    others: OtherCommands = field(default_factory=OtherCommands)
+    other_commands: OtherCommands = field(default_factory=OtherCommands)
     """Commands that are used with the config, in addition to running its stages."""
 
     def __post_init__(self) -> None:
         self._clients: dict[str, Any] = {}
-        self._unreached: dict[str, Unreached] = {}
+        self._unreached: dict[str, ServiceUnreachable] = {}
         self.answered = False
         self._lock = threading.Lock()
 
@@ -84,8 +84,8 @@ class Context:
     @property
     def model_path(self) -> str:
         """`model.path` of the config; for a run:// path the prefix of that run's model."""
-        given = self.chain.given.model.path
-        return self.config.model.path if given.startswith(RUN) else given
+        model_path = self.chain.given.model.path
+        return self.config.model.path if model_path.startswith(RUN) else model_path
 
     @property
     def on_aws(self) -> bool:
@@ -104,28 +104,28 @@ class Context:
         from smtrain.client.planner.plan import plan
         from smtrain.client.planner.this_machine import is_here, plan_here
 
-        given = self.chain.given
-        if is_here(given):
+        config = self.chain.given
+        if is_here(config):
             try:
-                return plan_here(given, measure=False)
+                return plan_here(config, measure=False)
             except ConfigError as error:
                 return error
         target: Literal["aws", "local"] = "aws" if self.on_aws else "local"
         try:
-            return plan(given, target=target)
+            return plan(config, target=target)
         except ConfigError as error:
             try:
-                described = (
-                    described_in(self, given.model.path)
-                    if given.model.path.startswith("s3://")
+                hf_config = (
+                    described_in(self, config.model.path)
+                    if config.model.path.startswith("s3://")
                     else None
                 )
-                if described is None:
+                if hf_config is None:
                     return error
                 with tempfile.TemporaryDirectory() as folder:
-                    Path(folder, "config.json").write_text(json.dumps(described), "utf-8")
-                    return plan(given, model=folder, target=target)
-            except Unread:
+                    Path(folder, "config.json").write_text(json.dumps(hf_config), "utf-8")
+                    return plan(config, model=folder, target=target)
+            except CheckUnavailable:
                 return error
             except ConfigError as another:
                 return another
@@ -151,7 +151,7 @@ class Context:
         if self._unreached and (service in self._unreached or not self.answered):
             raise self._unreached.get(service) or next(iter(self._unreached.values()))
         if not hasattr(client, operation):
-            raise Unread(
+            raise CheckUnavailable(
                 f"the installed boto3 does not know {operation}", "pip install --upgrade boto3"
             )
         try:
@@ -160,22 +160,22 @@ class Context:
             self.answered = True
             code = str(error.response.get("Error", {}).get("Code"))
             if code in absent:
-                raise Absent(error.response["Error"].get("Message", code)) from None
+                raise ResourceMissing(error.response["Error"].get("Message", code)) from None
             action = f"{service}:{client.meta.method_to_api_mapping[operation]}"
-            if code in DENIED:
-                raise Unread(f"you may not {action}") from None
-            raise Unread(f"{action} was answered with {code}") from None
+            if code in DENIED_CODES:
+                raise CheckUnavailable(f"you may not {action}") from None
+            raise CheckUnavailable(f"{action} was answered with {code}") from None
         except (BotoCoreError, ResponseParserError) as error:
-            raise self.unreached(service, error) from None
+            raise self.note_unreached(service, error) from None
         self.answered = True
         return answer
 
-    def unreached(self, service: str, error: Exception) -> Unreached:
+    def note_unreached(self, service: str, error: Exception) -> ServiceUnreachable:
         """Note that a service gave no answer; it is not asked again, nor is another until one has
         answered.
         """
-        what, _, remedy = str(spell(error)).partition("; ")
-        return self._unreached.setdefault(service, Unreached(what, remedy or REACH))
+        reason, _, remedy = str(spell(error)).partition("; ")
+        return self._unreached.setdefault(service, ServiceUnreachable(reason, remedy or REACH))
 
 
 def described_in(context: Context, path: str) -> dict[str, Any] | None:
@@ -199,8 +199,8 @@ def json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
             Key=prefix + name,
         )
         answer = parse_object(body["Body"].read())
-    except Absent:
+    except ResourceMissing:
         return None
     except ValueError:
-        raise Unread(f"{uri.rstrip('/')}/{name} is no JSON object") from None
+        raise CheckUnavailable(f"{uri.rstrip('/')}/{name} is no JSON object") from None
     return answer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.client.findings import Finding
 from smtrain.client.planner.warnings import THIN, slow_stop
-from smtrain.client.preflight.context import Context, Unplanned, Unread
+from smtrain.client.preflight.context import CheckUnavailable, Context, PlanUnavailable
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError
 
@@ -22,7 +22,7 @@ LONGEST_RUN = 28 * 24 * HOUR
 
 def _plan(context: Context) -> Plan:
     if isinstance(context.plan, ConfigError):
-        raise Unplanned(
+        raise PlanUnavailable(
             f"there is no plan ({context.plan})",
             "`smtrain plan CONFIG` says the same, with the remedy",
         )
@@ -52,9 +52,9 @@ def memory(context: Context) -> Iterator[Finding]:
         if warning.startswith("host memory"):
             yield Finding("memory", "warning", warning)
     if plan.fits and plan.memory_gib:
-        used, there = plan.memory_gib["total"], plan.memory_gib["available"]
-        what = "process takes" if plan.here else "core holds"
-        yield Finding("memory", "ok", f"the fullest {what} {used:.1f} of {there:.1f} GiB")
+        used, available = plan.memory_gib["total"], plan.memory_gib["available"]
+        holder = "process takes" if plan.here else "core holds"
+        yield Finding("memory", "ok", f"the fullest {holder} {used:.1f} of {available:.1f} GiB")
 
 
 def time(context: Context) -> Iterator[Finding]:
@@ -68,8 +68,12 @@ def time(context: Context) -> Iterator[Finding]:
     step = plan.step_s["total"]
     fastest = step * plan.sequences_per_s["value"] / plan.sequences_per_s["high"]
     interval = min(train.save_interval, train.steps)
-    every = int(limit / 4 / step)
-    ways = [f"save every {every} steps or so (train.save_interval)"] if every else []
+    steps_between_saves = int(limit / 4 / step)
+    ways = (
+        [f"save every {steps_between_saves} steps or so (train.save_interval)"]
+        if steps_between_saves
+        else []
+    )
     ways.append(
         "raise compute.max_run"
         if limit < LONGEST_RUN
@@ -137,9 +141,9 @@ def stop(context: Context) -> Iterator[Finding]:
             " (train.save_interval)",
         )
     else:
-        given = context.config.stop_grace
+        grace = context.config.stop_grace
         yield Finding(
-            "stop", "ok", f"a step and a save take {spell(step + save)} of the {given} s given"
+            "stop", "ok", f"a step and a save take {spell(step + save)} of the {grace} s given"
         )
 
 
@@ -162,8 +166,8 @@ def spot(context: Context) -> Iterator[Finding]:
     plan = _plan(context)
     if plan.save is None or plan.hours is None or not plan.step_s:
         return
-    whole = train.samples / train.global_batch_size  # steps, if all were of the whole batch
-    ideal = whole * plan.step_s["total"] / HOUR
+    full_steps = train.samples / train.global_batch_size  # steps, if all were of the whole batch
+    ideal = full_steps * plan.step_s["total"] / HOUR
     oftener = "save more often (train.save_interval), or " if train.save_interval > 1 else ""
     remedy = f"{oftener}set compute.spot: false"
     if not isfinite(plan.save.stretch) or plan.save.stretch > 10:
@@ -192,7 +196,7 @@ def price(context: Context) -> Iterator[Finding]:
         return
     try:
         dollars = _plan(context).dollars
-    except Unread:
+    except CheckUnavailable:
         if limit is None:
             raise
         dollars = None

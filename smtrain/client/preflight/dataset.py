@@ -12,7 +12,7 @@ from smtrain.client.config.checks.local_data import mismatches, unread_remedy
 from smtrain.client.config.checks.weights import shape_faults
 from smtrain.client.findings import Finding
 from smtrain.client.planner.long_rows import positions_warning
-from smtrain.client.preflight.context import Context, Unread, described_in, json_of
+from smtrain.client.preflight.context import CheckUnavailable, Context, described_in, json_of
 from smtrain.client.preflight.long_text import documents
 from smtrain.core.config import textfiles
 from smtrain.core.config.units import format_parameters
@@ -48,14 +48,14 @@ def model(context: Context) -> Iterator[Finding]:
     For a local folder, remarks only.
     """
     uri = context.model_path
-    described = described_in(context, uri)
-    if described is None and (warning := positions_warning(context.chain.given)):
+    hf_config = described_in(context, uri)
+    if hf_config is None and (warning := positions_warning(context.chain.given)):
         yield Finding("model", "warning", *warning)
     if not uri.startswith("s3://"):
-        for remark in _remarks(context, described) if described else ():
+        for remark in _remarks(context, hf_config) if hf_config else ():
             yield Finding("model", "ok", remark)
         return
-    if described is None:
+    if hf_config is None:
         fault, _, remedy = (folder_misfit(set(_sizes_in(context, uri)), uri) or "").partition("; ")
         yield Finding(
             "model",
@@ -65,30 +65,30 @@ def model(context: Context) -> Iterator[Finding]:
         )
         return
     names = set(_sizes_in(context, uri))
-    faults = [text for _, text in shape_faults(context.config, described)]
+    faults = [text for _, text in shape_faults(context.config, hf_config)]
     if context.config.model.init == "weights" and context.config.model.weights is None:
-        faults += _weights_faults(names, uri, described)
+        faults += _weights_faults(names, uri, hf_config)
     if "prepare" in context.stages:
-        faults += _tokenizer_faults(context, names, uri, described)
+        faults += _tokenizer_faults(context, names, uri, hf_config)
     for fault in faults:
         yield Finding("model", "fault", fault)
     if not faults:
-        given = context.chain.given.model.path
-        of = f"{given}: " if given != uri else ""
+        model_path = context.chain.given.model.path
+        of = f"{model_path}: " if model_path != uri else ""
         yield Finding(
-            "model", "ok", f"{of}{uri} is {with_article(str(described.get('model_type')))} model"
+            "model", "ok", f"{of}{uri} is {with_article(str(hf_config.get('model_type')))} model"
         )
-        for remark in _remarks(context, described):
+        for remark in _remarks(context, hf_config):
             yield Finding("model", "ok", remark)
 
 
-def _weights_faults(names: set[str], uri: str, described: dict[str, Any]) -> Iterator[str]:
+def _weights_faults(names: set[str], uri: str, hf_config: dict[str, Any]) -> Iterator[str]:
     if weights_in(names) is None and not missing_shards(names)[0] and not checkpoint_in(names):
         yield folder_misfit(names, uri) or (
             f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the"
             " weights so, or set model.init: scratch"
         )
-    if method := unreadable_quantization(described):
+    if method := unreadable_quantization(hf_config):
         yield (
             f"{uri}: config.json says that the weights are quantized ({method});"
             f" {dequantize(method)}"
@@ -96,37 +96,41 @@ def _weights_faults(names: set[str], uri: str, described: dict[str, Any]) -> Ite
 
 
 def _tokenizer_faults(
-    context: Context, names: set[str], uri: str, described: dict[str, Any]
+    context: Context, names: set[str], uri: str, hf_config: dict[str, Any]
 ) -> Iterator[str]:
     if not tokenizer_in(names):
         yield (
             f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model),"
             " which preparing text needs"
         )
-    templated = context.config.train.objective != "sft" or "chat_template.jinja" in names
-    about = None if templated else json_of(context, uri, "tokenizer_config.json")
-    if not templated and not (about or {}).get("chat_template"):
+    has_template = context.config.train.objective != "sft" or "chat_template.jinja" in names
+    tokenizer_config = None if has_template else json_of(context, uri, "tokenizer_config.json")
+    if not has_template and not (tokenizer_config or {}).get("chat_template"):
         yield (
             f"{uri} has no chat template, which train.objective: sft needs; put a"
             " chat_template.jinja there"
         )
-    if about or text_part(described).get("eos_token_id") is not None:
-        about = about if about is not None else json_of(context, uri, "tokenizer_config.json") or {}
+    if tokenizer_config or text_part(hf_config).get("eos_token_id") is not None:
+        tokenizer_config = (
+            tokenizer_config
+            if tokenizer_config is not None
+            else json_of(context, uri, "tokenizer_config.json") or {}
+        )
         # The tokenizer itself is not fetched: a token that it names counts as known.
-        eos_id = end_of_document(about, described, lambda _: None)
-        if fault := eos_fault(eos_id, vocabulary_of(described)):
+        eos_id = end_of_document(tokenizer_config, hf_config, lambda _: None)
+        if fault := eos_fault(eos_id, vocabulary_of(hf_config)):
             yield f"{uri}: {fault}"
 
 
-def _remarks(context: Context, described: dict[str, Any]) -> list[str]:
-    said = remarks_of(
-        described, context.config.extend_rope(described), context.config.train.seq_len
+def _remarks(context: Context, hf_config: dict[str, Any]) -> list[str]:
+    remarks = remarks_of(
+        hf_config, context.config.extend_rope(hf_config), context.config.train.seq_len
     )
     path = context.model_path
     surplus = (
-        surplus_remark(vocab_in(Path(path)), vocabulary_of(described)) if "://" not in path else ""
+        surplus_remark(vocab_in(Path(path)), vocabulary_of(hf_config)) if "://" not in path else ""
     )
-    return [*said, *([surplus] if surplus else [])]
+    return [*remarks, *([surplus] if surplus else [])]
 
 
 def model_folder(folder: Path) -> Iterator[Finding]:
@@ -135,16 +139,18 @@ def model_folder(folder: Path) -> Iterator[Finding]:
     """
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if "config.json" not in names:
-        none = f"{folder} holds no config.json; name a config, or the folder of a model"
-        yield Finding("model", "fault", folder_misfit(names, folder) or none)
+        missing_file_note = (
+            f"{folder} holds no config.json; name a config, or the folder of a model"
+        )
+        yield Finding("model", "fault", folder_misfit(names, folder) or missing_file_note)
         return
     try:
-        described = read_value(folder / "config.json")
-        if not isinstance(described, dict):
+        hf_config = read_value(folder / "config.json")
+        if not isinstance(hf_config, dict):
             raise ValueError("it is not a JSON object")
-        shape = normalise(described).shape
-        said = remarks(described, 0) if is_multimodal(described) else []
-        said += filter(None, [surplus_remark(vocab_in(folder), shape.vocab)])
+        shape = normalise(hf_config).shape
+        notes = remarks(hf_config, 0) if is_multimodal(hf_config) else []
+        notes += filter(None, [surplus_remark(vocab_in(folder), shape.vocab)])
     except (OSError, ValueError, AttributeError) as error:
         yield Finding(
             "model",
@@ -153,8 +159,8 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         )
         return
     except CheckpointError as error:
-        what, _, remedy = str(error).partition(": ")
-        yield Finding("model", "fault", f"{folder}: {what}", remedy)
+        reason, _, remedy = str(error).partition(": ")
+        yield Finding("model", "fault", f"{folder}: {reason}", remedy)
         return
     engines = "engines native and nxd" if shape.by_nxd else "engine native"
     kind = with_article(shape.family)
@@ -163,16 +169,20 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         "ok",
         f"{folder} is {kind} model of {format_parameters(shape.parameters())} parameters, for {engines}",
     )
-    yield from (Finding("model", "ok", remark) for remark in said)
-    if method := unreadable_quantization(described):
+    yield from (Finding("model", "ok", remark) for remark in notes)
+    if method := unreadable_quantization(hf_config):
         yield Finding("model", "fault", f"{folder} is quantized ({method})", dequantize(method))
-    first, (there, absent) = weights_in(names), missing_shards(names)
-    if first is None and not there and not checkpoint_in(names):
-        none = f"{folder} holds no model.safetensors or pytorch_model.bin; save the weights so"
-        yield Finding("model", "fault", folder_misfit(names, folder) or none)
+    first, (present, absent) = weights_in(names), missing_shards(names)
+    if first is None and not present and not checkpoint_in(names):
+        missing_file_note = (
+            f"{folder} holds no model.safetensors or pytorch_model.bin; save the weights so"
+        )
+        yield Finding("model", "fault", folder_misfit(names, folder) or missing_file_note)
     elif absent:
-        lacking = f"{folder} lacks {len(absent)} files of weights ({', '.join(absent[:3])})"
-        yield Finding("model", "fault", lacking, "copy those files into it")
+        missing_weights_note = (
+            f"{folder} lacks {len(absent)} files of weights ({', '.join(absent[:3])})"
+        )
+        yield Finding("model", "fault", missing_weights_note, "copy those files into it")
     if not tokenizer_in(names):
         yield Finding(
             "model", "warning", f"{folder} holds no tokenizer, which preparing text needs"
@@ -226,11 +236,11 @@ def data(context: Context) -> Iterator[Finding]:
 def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
     path = context.model_path
     try:
-        described = described_in(context, path)
-    except Unread:
-        described = None
+        hf_config = described_in(context, path)
+    except CheckUnavailable:
+        hf_config = None
     tokenizer = Path(path) / "tokenizer.json" if "://" not in path else None
-    return mismatches(context.config, manifest, described, tokenizer)
+    return mismatches(context.config, manifest, hf_config, tokenizer)
 
 
 def tasks(context: Context) -> Iterator[Finding]:
@@ -242,15 +252,15 @@ def tasks(context: Context) -> Iterator[Finding]:
         or not Path(evaluate.data).is_dir()
     ):
         return
-    own = tasks_in(Path(evaluate.data))
+    local_tasks = tasks_in(Path(evaluate.data))
     for name in (task for task in evaluate.tasks if task not in evaluate.long_tasks):
-        if name in own or ("mmlu" in own and name.startswith("mmlu_")):
+        if name in local_tasks or ("mmlu" in local_tasks and name.startswith("mmlu_")):
             yield Finding("tasks", "ok", f"{name} is in {evaluate.data}")
         else:
             yield Finding(
                 "tasks",
                 "warning",
-                f"{name} is not among the tasks in {evaluate.data} ({', '.join(sorted(own))}), so"
+                f"{name} is not among the tasks in {evaluate.data} ({', '.join(sorted(local_tasks))}), so"
                 " stage evaluate asks the hub for it, after the training",
                 "correct evaluate.tasks, unless it is one of lm-evaluation-harness and the job"
                 " reaches the hub",
@@ -260,18 +270,18 @@ def tasks(context: Context) -> Iterator[Finding]:
 def _sizes_in(context: Context, uri: str) -> dict[str, int]:
     """Bytes of the objects below a prefix by their names relative to it."""
     prefix = split_uri(uri.rstrip("/") + "/")[1]
-    listed = objects_at(partial(context.ask, "s3", "list_objects_v2"), uri.rstrip("/") + "/")
-    return {item["Key"][len(prefix) :]: item["Size"] for item in listed}
+    objects = objects_at(partial(context.ask, "s3", "list_objects_v2"), uri.rstrip("/") + "/")
+    return {item["Key"][len(prefix) :]: item["Size"] for item in objects}
 
 
 def text(context: Context) -> Iterator[Finding]:
     """Local text: which files are read and which are skipped, before any upload."""
     if "prepare" not in context.stages:
         return
-    given = context.chain.given
-    key = given.data.text_key
-    form = "auto" if given.data.format in ("alpaca", "messages") else given.data.format
-    for source in given.data.all_sources:
+    config = context.chain.given
+    key = config.data.text_key
+    form = "auto" if config.data.format in ("alpaca", "messages") else config.data.format
+    for source in config.data.all_sources:
         folder = Path(source.path)
         if "://" in source.path or not folder.is_dir():
             continue
@@ -290,6 +300,6 @@ def text(context: Context) -> Iterator[Finding]:
                 "text",
                 "fault",
                 f"{key}: {source.path} holds no file of text that can be read",
-                unread_remedy(folder, given.data.encoding),
+                unread_remedy(folder, config.data.encoding),
             )
     yield from documents(context)

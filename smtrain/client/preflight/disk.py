@@ -19,9 +19,9 @@ from smtrain.core.model.hf_tokenizer import vocabulary_of
 from smtrain.core.text import span
 
 # Bytes of text per token: low for code and rare scripts, high for English under large vocabularies.
-FEW, MANY = 3.0, 5.0
+MIN_CHARACTERS_PER_TOKEN, MAX_CHARACTERS_PER_TOKEN = 3.0, 5.0
 # Ratio of a text's size to that of its file, for JSON and prose.
-PACKED = {"gzip": 3.5, "zstd": 4.0, "bz2": 4.5, "xz": 5.0}
+COMPRESSION_RATIOS = {"gzip": 3.5, "zstd": 4.0, "bz2": 4.5, "xz": 5.0}
 PARQUET = 2.5
 COPIES = 2
 """tokens.bin, and the parts from which another machine resumes."""
@@ -42,23 +42,23 @@ def disk(context: Context) -> Iterator[Finding]:
     it.
     """
     if is_here(context.chain.given):
-        yield from _here(context)
+        yield from _report_home(context)
         return
     yield from volume(context)
     yield from checkpoints(context)
 
 
-def _here(context: Context) -> Iterator[Finding]:
+def _report_home(context: Context) -> Iterator[Finding]:
     """Report the room below $SMTRAIN_HOME; a lack of it is a fault of the plan, which `memory`
     reports.
     """
     plan = context.plan
     if "train" in context.stages and not isinstance(plan, ConfigError) and plan.fits:
-        needed, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
+        needed_gb, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
         yield Finding(
             "disk",
             "ok",
-            f"the run takes about {needed:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free",
+            f"the run takes about {needed_gb:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free",
         )
 
 
@@ -69,24 +69,29 @@ def volume(context: Context) -> Iterator[Finding]:
     compute = context.config.compute
     if "prepare" not in context.stages or not takes_volume(compute.cpu_instance_type):
         return
-    given = context.chain.given
-    sources = given.data.all_sources
+    config = context.chain.given
+    sources = config.data.all_sources
     text = sum(_text_bytes(context, source.path) for source in sources)
     if not text:
         return
-    described: dict[str, Any] = described_in(context, context.model_path) or {}
-    item = 2 if (vocabulary_of(described) or 1 << 17) < 65_500 else 4
-    least, most = (COPIES * item * text / per_token / 1e9 + REST_GB for per_token in (MANY, FEW))
-    take = span(f"{least:,.0f}", f"{most:,.0f}")
-    about = f"the tokens of {text / 1e9:,.1f} GB of text, and the copy for resuming, take {take} GB"
-    if compute.volume_gb >= most:
-        yield Finding("disk", "ok", f"{about} of the prepare job's {compute.volume_gb} GB")
+    hf_config: dict[str, Any] = described_in(context, context.model_path) or {}
+    item = 2 if (vocabulary_of(hf_config) or 1 << 17) < 65_500 else 4
+    least_gb, most_gb = (
+        COPIES * item * text / per_token / 1e9 + REST_GB
+        for per_token in (MAX_CHARACTERS_PER_TOKEN, MIN_CHARACTERS_PER_TOKEN)
+    )
+    take = span(f"{least_gb:,.0f}", f"{most_gb:,.0f}")
+    token_note = (
+        f"the tokens of {text / 1e9:,.1f} GB of text, and the copy for resuming, take {take} GB"
+    )
+    if compute.volume_gb >= most_gb:
+        yield Finding("disk", "ok", f"{token_note} of the prepare job's {compute.volume_gb} GB")
         return
-    larger = larger_volume(most)
+    larger = larger_volume(most_gb)
     yield Finding(
         "disk",
-        "fault" if compute.volume_gb < least else "warning",
-        f"{about}, and the prepare job has {compute.volume_gb} GB",
+        "fault" if compute.volume_gb < least_gb else "warning",
+        f"{token_note}, and the prepare job has {compute.volume_gb} GB",
         (f"{larger} for the prepare stage, or " if larger else "")
         + "prepare the text in several runs",
     )
@@ -111,28 +116,31 @@ def checkpoints(context: Context) -> Iterator[Finding]:
     has = compute.volume_gb if volume else (instance(kind) or {}).get("disk_gib", 0) * GB_PER_GIB
     if not has:
         return
-    held, size = config.checkpoint.keep + HELD_BESIDES, plan.checkpoint_gib * GB_PER_GIB
-    most = held * size / count + REST_GB
-    about = (
-        f"{held} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count} hosts take"
-        f" {most:,.0f} GB of each"
+    checkpoint_count, size = config.checkpoint.keep + HELD_BESIDES, plan.checkpoint_gib * GB_PER_GIB
+    needed_gb = checkpoint_count * size / count + REST_GB
+    checkpoint_note = (
+        f"{checkpoint_count} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count} hosts take"
+        f" {needed_gb:,.0f} GB of each"
     )
-    whose = (
+    disk_words = (
         f"the train job's {compute.volume_gb} GB"
         if volume
         else f"the {has:,.0f} GB of {kind}'s own disks"
     )
-    if most <= has:
-        yield Finding("disk", "ok", f"{about}, of {whose}")
+    if needed_gb <= has:
+        yield Finding("disk", "ok", f"{checkpoint_note}, of {disk_words}")
         return
     fewer = (1 + HELD_BESIDES) * size / count + REST_GB <= has and config.checkpoint.keep > 1
     ways = [
-        larger_volume(most) if volume else "",
+        larger_volume(needed_gb) if volume else "",
         "lower checkpoint.keep" if fewer else "",
         "take more hosts",
     ]
     yield Finding(
-        "disk", "fault", f"{about}, which is more than {whose}", ", or ".join(filter(None, ways))
+        "disk",
+        "fault",
+        f"{checkpoint_note}, which is more than {disk_words}",
+        ", or ".join(filter(None, ways)),
     )
 
 
@@ -157,4 +165,4 @@ def _text_bytes(context: Context, path: str) -> float:
 def _factor(name: str) -> float:
     if name.lower().endswith(".parquet"):
         return PARQUET
-    return PACKED.get(textfiles.compression(name) or "", 1.0)
+    return COMPRESSION_RATIOS.get(textfiles.compression(name) or "", 1.0)

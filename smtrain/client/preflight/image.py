@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.client.findings import Finding
 from smtrain.client.launch import wheels
-from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.context import CheckUnavailable, Context, ResourceMissing
 from smtrain.core.config import Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import image_fit, table
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def image(context: Context) -> Iterator[Finding]:
     """Every image in the requests: its Neuron release, and whether it exists."""
     if not context.on_aws:
-        yield from _here(context)
+        yield from _local_image(context)
         return
     if context.chain.image_note:
         yield Finding("image", "ok", context.chain.image_note.removeprefix("compute.image: "))
@@ -52,7 +52,7 @@ def image(context: Context) -> Iterator[Finding]:
         {r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}
     ):
         yield from _release(context, uri)
-        yield from _there(context, uri)
+        yield from _registry_image(context, uri)
         yield _contents(uri)
     yield from last_time(context)
     for need in package_needs(context.chain.given.model_dump(), context.requests.keys()):
@@ -60,7 +60,7 @@ def image(context: Context) -> Iterator[Finding]:
         yield from _for_need(need, request["AlgorithmSpecification"].get("TrainingImage", ""))
 
 
-def _here(context: Context) -> Iterator[Finding]:
+def _local_image(context: Context) -> Iterator[Finding]:
     """Whether Docker answers and has the image of the hosts, and what that lacks; a sandbox needs
     no image.
     """
@@ -85,10 +85,10 @@ def _here(context: Context) -> Iterator[Finding]:
             yield Finding(
                 "image", "ok", f"{name} is on this machine, and hosts are containers of it"
             )
-            yield from _inside(context, request, name)
+            yield from _local_packages(context, request, name)
 
 
-def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Finding]:
+def _local_packages(context: Context, request: dict[str, Any], name: str) -> Iterator[Finding]:
     """Packages that the stages import and a local image lacks."""
     from smtrain.client.launch.image_inspect import of_hosts
 
@@ -100,7 +100,7 @@ def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Fi
     if contents:
         needs = package_needs(context.chain.given.model_dump(), context.stages)
         yield from libraries(contents, context.stages, needs, "image", name)
-        if travelling(contents, context.stages):
+        if bundled_packages(contents, context.stages):
             yield from last_time(context)
 
 
@@ -118,10 +118,10 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
         yield from _for_gpus(uri)
     if not is_neuron(instance_type):
         return
-    served = serves(uri, engine)
+    is_served = serves(uri, engine)
     release = sdk_release(uri)
     name = ".".join(map(str, release)) if release else "a release that its name does not tell"
-    if served is None:
+    if is_served is None:
         yield Finding(
             "image",
             "warning",
@@ -129,7 +129,7 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
             "from here",
             f"it needs {facts['needs']}",
         )
-    elif served and engine == "nxd":
+    elif is_served and engine == "nxd":
         yield Finding(
             "image",
             "warning",
@@ -142,14 +142,16 @@ def _for_gpus(uri: str) -> Iterator[Finding]:
     row = gpu_row(uri)
     if row is not None:
         ended = patch_fault(uri)
-        about = f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
+        torch_note = (
+            f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
+        )
         if ended is None:
-            yield Finding("image", "ok", f"{about}end on {row['patched_until']}")
+            yield Finding("image", "ok", f"{torch_note}end on {row['patched_until']}")
         else:
             yield Finding(
                 "image",
                 "warning",
-                f"{about}ended on {row['patched_until']}",
+                f"{torch_note}ended on {row['patched_until']}",
                 ended.partition("; ")[2],
             )
 
@@ -159,7 +161,7 @@ def _contents(uri: str) -> Finding:
 
     No container installs anything from a network.
     """
-    names, here = ", ".join(wheels.names()), wheels.folder_of(uri).is_dir()
+    names, is_downloaded = ", ".join(wheels.names()), wheels.folder_of(uri).is_dir()
     if not contents_known(uri):
         return Finding(
             "image",
@@ -168,7 +170,7 @@ def _contents(uri: str) -> Finding:
             f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the"
             " code; `smtrain image build CONFIG --push URI` makes one that has all",
         )
-    source = "are on this machine" if here else "will be downloaded here"
+    source = "are on this machine" if is_downloaded else "will be downloaded here"
     return Finding(
         "image",
         "ok",
@@ -205,41 +207,41 @@ def _for_need(need: str, uri: str) -> Iterator[Finding]:
         )
 
 
-def _otherwise(context: Context) -> str:
+def _other_image(context: Context) -> str:
     """The remedy without this image: for some machines no other is known."""
     return image_fit.otherwise(context.config.train.engine, context.config.compute.instance_type)
 
 
-def _there(context: Context, uri: str) -> Iterator[Finding]:
-    named, otherwise = ecr_image(uri), _otherwise(context)
-    if named is None:
+def _registry_image(context: Context, uri: str) -> Iterator[Finding]:
+    repository, other_image = ecr_image(uri), _other_image(context)
+    if repository is None:
         yield Finding(
             "image",
             "fault",
             f"{uri} is not in Amazon ECR, from which SageMaker pulls",
-            f"push it to a repository of your account, or {otherwise}",
+            f"push it to a repository of your account, or {other_image}",
         )
         return
-    if named.region != context.chain.target.region_name():
+    if repository.region != context.chain.target.region_name():
         yield Finding(
             "image",
             "fault",
-            f"{uri} is in {named.region}, and the job runs in {context.chain.target.region_name()}",
-            f"name the image of the job's region, or {otherwise}",
+            f"{uri} is in {repository.region}, and the job runs in {context.chain.target.region_name()}",
+            f"name the image of the job's region, or {other_image}",
         )
         return
     try:
         # Pulling needs this right too; the registries of AWS's own images allow it, but rarely
         # DescribeImages.
         answer = context.ask(
-            "ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.query
+            "ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **repository.query
         )
-    except Absent:
+    except ResourceMissing:
         yield Finding(
             "image",
             "fault",
-            f"there is no repository {named.repository} in the registry {named.account} of"
-            f" {named.region}",
+            f"there is no repository {repository.repository} in the registry {repository.account} of"
+            f" {repository.region}",
             "choose a region that has it (compute.region), or set compute.image to a copy in your"
             " own registry",
         )
@@ -251,12 +253,12 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
             "ImageTagDoesNotMatchDigest",
             "InvalidImageTag",
         ):
-            raise Unread(f"ECR answered {failure.get('failureCode')} for {uri}")
+            raise CheckUnavailable(f"ECR answered {failure.get('failureCode')} for {uri}")
         yield Finding(
             "image",
             "fault",
             f"{uri} is not there ({failure.get('failureCode')})",
-            f"correct it, or {otherwise}",
+            f"correct it, or {other_image}",
         )
     else:
         yield Finding("image", "ok", f"{uri} is there")
@@ -272,45 +274,45 @@ def libraries(
     contents: ImageContents,
     stages: Sequence[Stage],
     needs: Sequence[str] = (),
-    about: str = "libraries",
+    check_name: str = "libraries",
     it: str = "it",
 ) -> Iterator[Finding]:
     """Packages that stages import and the image lacks; `needs`: those of the data
     (core/protocol/entrypoints.py).
     """
-    required, remedy = contents.lacking["requirements"], "`smtrain image build` adds it"
+    requirements, remedy = contents.lacking["requirements"], "`smtrain image build` adds it"
     lacks = {
-        line.partition("#")[0].strip(): [s for s in stages if line in required[s]]
+        line.partition("#")[0].strip(): [s for s in stages if line in requirements[s]]
         for s in stages
-        for line in required[s]
+        for line in requirements[s]
     }
-    for line, concerned in lacks.items():
-        which = (
+    for line, lacking_stages in lacks.items():
+        need_words = (
             "every stage needs"
-            if len(concerned) == len(stages)
-            else f"stage {', '.join(concerned)} needs"
+            if len(lacking_stages) == len(stages)
+            else f"stage {', '.join(lacking_stages)} needs"
         )
-        yield Finding(about, "fault", f"{it} has no {line}, which {which}", remedy)
+        yield Finding(check_name, "fault", f"{it} has no {line}, which {need_words}", remedy)
     for need in needs:
-        for line in required[WORDS[need]]:
+        for line in requirements[WORDS[need]]:
             lacks[line] = []
-            yield Finding(about, "fault", f"{it} has no {line}, which {need} needs", remedy)
-    if late := travelling(contents, stages):
+            yield Finding(check_name, "fault", f"{it} has no {line}, which {need} needs", remedy)
+    if late_packages := bundled_packages(contents, stages):
         yield Finding(
-            about,
+            check_name,
             "ok",
-            f"{it} lacks {', '.join(late)}, which travel with the code, and every host installs"
+            f"{it} lacks {', '.join(late_packages)}, which travel with the code, and every host installs"
             " them at every start; `smtrain image build` puts them in",
         )
-    if not lacks and not late:
+    if not lacks and not late_packages:
         yield Finding(
-            about,
+            check_name,
             "ok",
             f"{it} has every library of the stages: a job installs nothing when it starts",
         )
 
 
-def travelling(contents: ImageContents, stages: Sequence[Stage]) -> list[str]:
+def bundled_packages(contents: ImageContents, stages: Sequence[Stage]) -> list[str]:
     """Packages that these stages install from wheels in the bundle."""
     lines = (line for stage in stages for line in contents.lacking["wheels"][stage])
     return sorted({line.partition("==")[0] for line in lines})
@@ -322,16 +324,18 @@ def last_time(context: Context) -> Iterator[Finding]:
     """
     try:
         newest = _newest(context)
-    except Unread:
+    except CheckUnavailable:
         return  # this is only a figure, not a condition of the run
     if newest:
-        job, what, seconds = newest
-        yield Finding("image", "ok", f"{job} installed {what} when it started, in {seconds:.1f} s")
+        job, packages, seconds = newest
+        yield Finding(
+            "image", "ok", f"{job} installed {packages} when it started, in {seconds:.1f} s"
+        )
 
 
 def _newest(context: Context) -> tuple[str, str, float] | None:
     name = context.config.name
-    listed = context.ask(
+    response = context.ask(
         "sagemaker",
         "list_training_jobs",
         NameContains=f"{name}-",
@@ -341,10 +345,10 @@ def _newest(context: Context) -> tuple[str, str, float] | None:
     )
     starts = tuple(f"{name}-{stage}-" for stage in STAGES if wheels.names(stage))
     jobs = [
-        job for job in listed["TrainingJobSummaries"] if job["TrainingJobName"].startswith(starts)
+        job for job in response["TrainingJobSummaries"] if job["TrainingJobName"].startswith(starts)
     ]
     for job in jobs[:LOOKED_AT]:
-        created = int(job["CreationTime"].timestamp() * 1000)
+        created_ms = int(job["CreationTime"].timestamp() * 1000)
         try:
             page = context.ask(
                 "logs",
@@ -353,17 +357,17 @@ def _newest(context: Context) -> tuple[str, str, float] | None:
                 logGroupName=LOG_GROUP,
                 logStreamNamePrefix=f"{job['TrainingJobName']}/",
                 filterPattern=log_lines.INSTALLED_PATTERN,
-                startTime=created,
-                endTime=created + FIRST_HOURS_MS,
+                startTime=created_ms,
+                endTime=created_ms + FIRST_HOURS_MS,
             )
-        except Absent:
+        except ResourceMissing:
             return None
         installations = [
-            installed
+            installation
             for event in page["events"]
-            if (installed := log_lines.parse_install(event["message"].strip()))
+            if (installation := log_lines.parse_install(event["message"].strip()))
         ]
         if installations:
             # The slowest host delays the run.
-            return (job["TrainingJobName"], *max(installations, key=lambda one: one[1]))
+            return (job["TrainingJobName"], *max(installations, key=lambda timing: timing[1]))
     return None

@@ -24,17 +24,17 @@ def limits(context: Context) -> Iterator[Finding]:
     """Each stage's request against the API: types, enumerations, lengths, counts and patterns, all
     faults at once.
     """
-    reported: set[str] = set()
+    reported_faults: set[str] = set()
     for stage, request in context.requests.items():
-        for fault in (*violations(request), *_documented(request)):
-            if fault not in reported:
+        for fault in (*violations(request), *_documented_limits(request)):
+            if fault not in reported_faults:
                 yield Finding(
                     "limits",
                     "fault",
                     f"{stage}: {fault}",
                     "shorten, remove or correct it in the config",
                 )
-            reported.add(fault)
+            reported_faults.add(fault)
     keep = context.config.compute.keep_alive
     if keep > KEEP_ALIVE:
         yield Finding(
@@ -43,7 +43,7 @@ def limits(context: Context) -> Iterator[Finding]:
             f"compute.keep_alive is {keep} s, and warm pools are documented up to {KEEP_ALIVE} s",
             f"set it to {KEEP_ALIVE} or less",
         )
-    if not reported:
+    if not reported_faults:
         yield Finding(
             "limits",
             "ok",
@@ -57,7 +57,7 @@ def violations(request: dict[str, Any]) -> Iterator[str]:
 
     shape = _shape()
     yield from ParamValidator().validate(request, shape).generate_report().splitlines()
-    yield from _beyond(request, shape, "")
+    yield from _limit_faults(request, shape, "")
 
 
 @cache
@@ -65,38 +65,40 @@ def _shape() -> Any:
     return service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
 
 
-def _beyond(value: Any, shape: Any, path: str) -> Iterator[str]:
+def _limit_faults(value: Any, shape: Any, path: str) -> Iterator[str]:
     """The checks that botocore leaves to the service: upper bounds, patterns and enumerations."""
-    most = shape.metadata.get("max")
+    maximum = shape.metadata.get("max")
     if shape.type_name == "structure" and isinstance(value, dict):
         for name, item in value.items():
             if name in shape.members:
-                yield from _beyond(item, shape.members[name], f"{path}.{name}" if path else name)
+                yield from _limit_faults(
+                    item, shape.members[name], f"{path}.{name}" if path else name
+                )
     elif shape.type_name == "map" and isinstance(value, dict):
-        if most is not None and len(value) > most:
-            yield f"{path} has {len(value)} entries, {most} are allowed"
+        if maximum is not None and len(value) > maximum:
+            yield f"{path} has {len(value)} entries, {maximum} are allowed"
         for key, item in value.items():
-            yield from _beyond(key, shape.key, f"the name {key[:40]!r} in {path}")
-            yield from _beyond(item, shape.value, f"{path}[{key[:40]!r}]")
+            yield from _limit_faults(key, shape.key, f"the name {key[:40]!r} in {path}")
+            yield from _limit_faults(item, shape.value, f"{path}[{key[:40]!r}]")
     elif shape.type_name == "list" and isinstance(value, (list, tuple)):
-        if most is not None and len(value) > most:
-            yield f"{path} has {len(value)} entries, {most} are allowed"
+        if maximum is not None and len(value) > maximum:
+            yield f"{path} has {len(value)} entries, {maximum} are allowed"
         for number, item in enumerate(value):
-            yield from _beyond(item, shape.member, f"{path}[{number}]")
+            yield from _limit_faults(item, shape.member, f"{path}[{number}]")
     elif shape.type_name == "string" and isinstance(value, str):
-        yield from _text(value, shape, path, most)
+        yield from _text(value, shape, path, maximum)
     elif (
         shape.type_name in ("integer", "long")
         and isinstance(value, int)
-        and most is not None
-        and value > most
+        and maximum is not None
+        and value > maximum
     ):
-        yield f"{path} is {value}, at most {most} is allowed"
+        yield f"{path} is {value}, at most {maximum} is allowed"
 
 
-def _text(value: str, shape: Any, path: str, most: int | None) -> Iterator[str]:
-    if most is not None and len(value) > most:
-        yield f"{path} has {len(value)} characters, {most} are allowed"
+def _text(value: str, shape: Any, path: str, maximum: int | None) -> Iterator[str]:
+    if maximum is not None and len(value) > maximum:
+        yield f"{path} has {len(value)} characters, {maximum} are allowed"
     elif shape.enum and value not in shape.enum:
         yield f"{path} is {value!r}, which the installed botocore does not know"
     elif (pattern := shape.metadata.get("pattern")) and not _matches(pattern, value):
@@ -115,7 +117,7 @@ def _matches(pattern: str, value: str) -> bool:
     return re.fullmatch(pattern, value) is not None
 
 
-def _documented(request: dict[str, Any]) -> Iterator[str]:
+def _documented_limits(request: dict[str, Any]) -> Iterator[str]:
     for key, value in request.get("HyperParameters", {}).items():
         if len(value) > HYPERPARAMETER_VALUE:
             yield (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.client.findings import Finding
-from smtrain.client.preflight.context import Context, Unread, described_in
+from smtrain.client.preflight.context import CheckUnavailable, Context, described_in
 from smtrain.core.config import textfiles
 from smtrain.core.files import parse_json
 from smtrain.core.model.hf_config import positions_named
@@ -14,7 +14,7 @@ from smtrain.core.model.hf_config import positions_named
 _BYTES = 4
 """Bytes of a token, about what English text has under the vocabularies of today's models."""
 _SAMPLE = 64 << 20  # bytes read of JSON lines; whole text files are judged by their sizes
-_FEW = 0.1
+_MIN_LONG_SHARE = 0.1
 """Share of long documents below which most rows teach nothing about new positions."""
 
 
@@ -23,33 +23,33 @@ def documents(context: Context) -> Iterator[Finding]:
 
     Text files and JSON lines of this machine only; a document's tokens are guessed by its bytes.
     """
-    given = context.chain.given
-    if given.model.rope is None or "prepare" not in context.stages:
+    config = context.chain.given
+    if config.model.rope is None or "prepare" not in context.stages:
         return
     try:
-        described = described_in(context, context.model_path)
-    except Unread:
+        hf_config = described_in(context, context.model_path)
+    except CheckUnavailable:
         return
-    longest = positions_named(described) if described else None
+    longest = positions_named(hf_config) if hf_config else None
     sizes = [
         size
-        for source in given.data.all_sources
-        for size in _sizes(source.path, given.data.text_column)
+        for source in config.data.all_sources
+        for size in _sizes(source.path, config.data.text_column)
     ]
     if not longest or not sizes:
         return
     long = sum(size for size in sizes if size > longest * _BYTES) / max(1, sum(sizes))
-    what = (
+    share_note = (
         f"about {long:.0%} of the text is in documents longer than the {longest:,} positions that"
         f" the model has without model.rope, at {_BYTES} bytes a token"
     )
-    if long >= _FEW:
-        yield Finding("text", "ok", what)
+    if long >= _MIN_LONG_SHARE:
+        yield Finding("text", "ok", share_note)
     else:
         yield Finding(
             "text",
             "warning",
-            f"{what}, so few rows teach it to use longer ones",
+            f"{share_note}, so few rows teach it to use longer ones",
             f"add longer documents, or set data.min_characters: {longest * _BYTES} to leave out"
             " shorter ones",
         )
@@ -62,21 +62,21 @@ def _sizes(path: str, column: str) -> Iterator[int]:
     root = Path(path)
     if "://" in path or not root.exists():
         return
-    files = [(root, root.suffix.lower())] if root.is_file() else _chosen(root)
-    left = _SAMPLE
+    files = [(root, root.suffix.lower())] if root.is_file() else _select_files(root)
+    remaining_bytes = _SAMPLE
     for file, kind in files:
         if kind in (".txt", "text"):
             yield file.stat().st_size
         elif kind in (".jsonl", "jsonl"):
             with file.open("rb") as lines:
                 for line in lines:
-                    left -= len(line)
-                    if left < 0:
+                    remaining_bytes -= len(line)
+                    if remaining_bytes < 0:
                         return
                     yield _text_bytes(line, column)
 
 
-def _chosen(folder: Path) -> list[tuple[Path, str]]:
+def _select_files(folder: Path) -> list[tuple[Path, str]]:
     choice, _ = textfiles.choose_in(folder, "auto")
     return [
         (folder / name, kind) for name, kind in choice.read if textfiles.compression(name) is None

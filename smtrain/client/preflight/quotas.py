@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smtrain.client.findings import Finding
-from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.context import CheckUnavailable, Context, ResourceMissing
 from smtrain.core.facts import instance, sagemaker
 from smtrain.core.facts.engines import is_gpu
 from smtrain.core.protocol.requests import groups_of
@@ -36,7 +36,7 @@ def quotas(context: Context) -> Iterator[Finding]:
     A job above its quota is refused (ResourceLimitExceeded); a pool above it is not kept.
     """
     needs = list(_needs(context))
-    values = _listed(context, {need.name for need in needs})
+    values = _list_quotas(context, {need.name for need in needs})
     region = context.chain.target.region_name()
     for need in needs:
         if need.name not in values:
@@ -64,15 +64,15 @@ def quotas(context: Context) -> Iterator[Finding]:
 
 def _needs(context: Context) -> Iterator[QuotaNeed]:
     compute = context.config.compute
-    done = set()
+    seen_requests = set()
     # Compile last: its machines of the same type are part of the train stage's.
     for stage, request in sorted(context.requests.items(), key=lambda item: item[0] == "compile"):
         resources, train = request["ResourceConfig"], stage == "train"
         (type_, count), *_ = groups_of(request)
         spot = bool(request.get("EnableManagedSpotTraining"))
-        if (type_, count, spot) in done:
+        if (type_, count, spot) in seen_requests:
             continue
-        done.add((type_, count, spot))
+        seen_requests.add((type_, count, spot))
         keys = {"train": "compute.instance_count", "compile": "compute.compile_ahead to false"}
         if stage == "prepare" and count > 1:
             keys["prepare"] = "data.machines"
@@ -81,9 +81,9 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
             (sagemaker.SPOT if spot else sagemaker.TRAINING).format(type=type_), count, key
         )
         if train:
-            for other in compute.fallback_instance_types:
+            for fallback_type in compute.fallback_instance_types:
                 yield QuotaNeed(
-                    sagemaker.TRAINING.format(type=other),
+                    sagemaker.TRAINING.format(type=fallback_type),
                     count,
                     "compute.fallback_instance_types",
                     spare=True,
@@ -102,7 +102,7 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
             )
 
 
-def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
+def _list_quotas(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
     """Code and value by name: values applied to the account, else AWS's defaults."""
     values: dict[str, tuple[str, float]] = {}
     for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
@@ -117,8 +117,8 @@ def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
                     MaxResults=100,
                     **token,
                 )
-            except Absent:
-                raise Unread("Service Quotas has no entry for sagemaker here") from None
+            except ResourceMissing:
+                raise CheckUnavailable("Service Quotas has no entry for sagemaker here") from None
             for row in page["Quotas"]:
                 if row["QuotaName"] in names:
                     values.setdefault(row["QuotaName"], (row["QuotaCode"], row["Value"]))

@@ -10,7 +10,7 @@ from smtrain.client.backends.choose import sagemaker
 from smtrain.client.findings import Finding
 from smtrain.client.jobs.checkpoints import Step, saved_steps
 from smtrain.client.launch.ownership import require_owner
-from smtrain.client.preflight.context import Context, Unread, described_in
+from smtrain.client.preflight.context import CheckUnavailable, Context, described_in
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.protocol.owner import OwnerError, owner_uri
@@ -33,25 +33,25 @@ def resume(context: Context) -> Iterator[Finding]:
         if "NoSuchBucket" in str(error):
             return  # `buckets` reports it
         if isinstance(error, BotoCoreError):
-            raise context.unreached("s3", error) from None
-        raise Unread(f"{uri}: {error}") from None
-    if (taken := _taken(context)) is not None:
-        yield taken
+            raise context.note_unreached("s3", error) from None
+        raise CheckUnavailable(f"{uri}: {error}") from None
+    if (ownership_fault := _ownership_fault(context)) is not None:
+        yield ownership_fault
         return
     if not steps:
         yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
         return
-    whole = [step for step in steps if step.is_complete]
+    complete_steps = [step for step in steps if step.is_complete]
     newest = steps[-1]
     if not context.config.checkpoint.resume:
         yield Finding(
             "resume",
             "fault",
             f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
-            ("set it to true to resume, or " if whole else "")
+            ("set it to true to resume, or " if complete_steps else "")
             + "give the run another name to start over",
         )
-    elif not whole:
+    elif not complete_steps:
         yield Finding(
             "resume",
             "fault",
@@ -59,11 +59,11 @@ def resume(context: Context) -> Iterator[Finding]:
             f"{_names(newest.missing_files)}",
             "restore the missing files, or give the run another name to start over",
         )
-    elif _of_another_model(context, whole[-1]):
+    elif _of_another_model(context, complete_steps[-1]):
         yield Finding(
             "resume",
             "fault",
-            f"{whole[-1].uri} holds another model than the config.json of model.path describes",
+            f"{complete_steps[-1].uri} holds another model than the config.json of model.path describes",
             "name the model that it was trained from, or give the run another name to start over",
         )
     elif newest.is_complete:
@@ -73,7 +73,7 @@ def resume(context: Context) -> Iterator[Finding]:
             "resume",
             "warning",
             f"{newest.name} is not whole (it lacks {_names(newest.missing_files)}): resumes from "
-            f"{whole[-1].name}",
+            f"{complete_steps[-1].name}",
             "nothing needs to be done; the steps since then are trained again",
         )
 
@@ -83,15 +83,15 @@ def _of_another_model(context: Context, step: Step) -> bool:
     from it.
     """
     try:
-        described = described_in(context, context.model_path)
-        if described is None or step.model is None:
+        hf_config = described_in(context, context.model_path)
+        if hf_config is None or step.model is None:
             return False
-        return normalise(described).shape != normalise(step.model).shape
-    except (CheckpointError, Unread):
+        return normalise(hf_config).shape != normalise(step.model).shape
+    except (CheckpointError, CheckUnavailable):
         return False  # check `model` reports it
 
 
-def _taken(context: Context) -> Finding | None:
+def _ownership_fault(context: Context) -> Finding | None:
     """A fault if another job writes these checkpoints, according to the record next to them."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -102,11 +102,13 @@ def _taken(context: Context) -> Finding | None:
         text, _, remedy = str(error).partition("; ")
         return Finding("resume", "fault", text, remedy)
     except BotoCoreError as error:
-        raise context.unreached("s3", error) from None
+        raise context.note_unreached("s3", error) from None
     except (JobError, ClientError) as error:
-        raise Unread(f"{owner_uri(checkpoint_uri(context.config))}: {error}") from None
+        raise CheckUnavailable(f"{owner_uri(checkpoint_uri(context.config))}: {error}") from None
     return None
 
 
-def _names(lacking: tuple[str, ...]) -> str:
-    return ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+def _names(file_names: tuple[str, ...]) -> str:
+    return ", ".join(file_names[:3]) + (
+        f" and {len(file_names) - 3} more" if len(file_names) > 3 else ""
+    )

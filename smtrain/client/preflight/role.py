@@ -11,7 +11,7 @@ from typing import Any
 from smtrain.client.findings import Finding
 from smtrain.client.iam.policies import role_statements
 from smtrain.client.iam.statements import SCHEDULER, SERVICE, Arns, Statement, command_statements
-from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.context import CheckUnavailable, Context, ResourceMissing
 from smtrain.core.files import parse_json
 
 
@@ -20,8 +20,8 @@ def role(context: Context) -> Iterator[Finding]:
     arn = str(context.config.compute.role)
     name = arn.rpartition("/")[2]
     try:
-        known = context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=name)["Role"]
-    except Absent:
+        iam_role = context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=name)["Role"]
+    except ResourceMissing:
         yield Finding(
             "role",
             "fault",
@@ -30,17 +30,17 @@ def role(context: Context) -> Iterator[Finding]:
             " compute.role",
         )
         return
-    if known["Arn"] != arn:
+    if iam_role["Arn"] != arn:
         yield Finding(
             "role",
             "fault",
-            f"the role {name} is {known['Arn']}",
+            f"the role {name} is {iam_role['Arn']}",
             f"compute.role says {arn}; correct it",
         )
     if (
         context.on_aws
-        and context.others.endpoint
-        and not _trusted(known["AssumeRolePolicyDocument"], SCHEDULER)
+        and context.other_commands.endpoint
+        and not _trusts_service(iam_role["AssumeRolePolicyDocument"], SCHEDULER)
     ):
         yield Finding(
             "role",
@@ -49,7 +49,7 @@ def role(context: Context) -> Iterator[Finding]:
             "give it the trust policy of `smtrain iam policy CONFIG --endpoint NAME`, or deploy"
             " with --schedule-role",
         )
-    if _trusted(known["AssumeRolePolicyDocument"]):
+    if _trusts_service(iam_role["AssumeRolePolicyDocument"]):
         yield Finding("role", "ok", f"{name} exists and trusts {SERVICE}")
     else:
         yield Finding(
@@ -68,22 +68,22 @@ def permissions(context: Context) -> Iterator[Finding]:
         yield Finding("permissions", "ok", "the local control plane lets every role do everything")
         return
     arn = str(context.config.compute.role)
-    lacking: list[str] = []
-    for statement in role_statements(context.config, context.requests, context.others):
-        lacking += denied(context, arn, statement)
-    if lacking:
+    missing_actions: list[str] = []
+    for statement in role_statements(context.config, context.requests, context.other_commands):
+        missing_actions += denied_actions(context, arn, statement)
+    if missing_actions:
         yield Finding(
             "permissions",
             "fault",
-            f"the role may not {', '.join(sorted(set(lacking)))}",
+            f"the role may not {', '.join(sorted(set(missing_actions)))}",
             "give it the policy that `smtrain iam policy CONFIG --role` prints"
-            + (" with the same options" if context.others.commands else ""),
+            + (" with the same options" if context.other_commands.commands else ""),
         )
     else:
         yield Finding("permissions", "ok", "the role may do all that its jobs need")
 
 
-def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
+def denied_actions(context: Context, arn: str, statement: Statement) -> Iterator[str]:
     """The actions of a statement that this principal may not do."""
     # The simulator accepts no wildcards, so one object below the prefix stands for all of them.
     resources = [
@@ -110,14 +110,14 @@ def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
             ResourceArns=resources,
             **arguments,
         )
-    except Absent:
-        raise Unread(f"there is no {arn.rpartition(':')[2]}") from None
+    except ResourceMissing:
+        raise CheckUnavailable(f"there is no {arn.rpartition(':')[2]}") from None
     for result in answer["EvaluationResults"]:
         if result["EvalDecision"] != "allowed":
             yield f"{result['EvalActionName']} on {result.get('EvalResourceName', resources[0])}"
 
 
-def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
+def _trusts_service(document: str | dict[str, Any], service: str = SERVICE) -> bool:
     """True if a trust policy lets a service assume the role."""
     policy = parse_json(document) if isinstance(document, str) else document
     statements = policy.get("Statement", [])
@@ -126,10 +126,12 @@ def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
         services = (
             _list(principal.get("Service")) if isinstance(principal, dict) else _list(principal)
         )
-        allowed = statement.get("Effect") == "Allow" and {"sts:AssumeRole", "sts:*", "*"} & set(
-            actions
-        )
-        if allowed and {service, "*"} & set(services):
+        allows_assume = statement.get("Effect") == "Allow" and {
+            "sts:AssumeRole",
+            "sts:*",
+            "*",
+        } & set(actions)
+        if allows_assume and {service, "*"} & set(services):
             return True
     return False
 
@@ -143,29 +145,35 @@ _SESSION = re.compile(r"arn:[^:]+:sts::\d+:assumed-role/([^/]+)/.*")
 
 def caller(context: Context) -> Iterator[Finding]:
     """Only if one of these commands was named: a launch reports missing rights itself."""
-    others = context.others
-    if not context.on_aws or not others.commands:
+    other_commands = context.other_commands
+    if not context.on_aws or not other_commands.commands:
         return
-    who = str(context.ask("sts", "get_caller_identity").get("Arn", ""))
-    if session := _SESSION.fullmatch(who):
+    principal = str(context.ask("sts", "get_caller_identity").get("Arn", ""))
+    if session := _SESSION.fullmatch(principal):
         # a session does not contain the path of its role, and roles of the Identity Center have one
         try:
-            who = str(
+            principal = str(
                 context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=session[1])[
                     "Role"
                 ]["Arn"]
             )
-        except Absent:
-            raise Unread(f"IAM has no role {session[1]}, which you use") from None
-    if who.endswith(":root"):
-        raise Unread("IAM cannot simulate the root user", "call as a user or a role")
-    wanted = list(command_statements(context.config, Arns.of(context.config), others))
-    if lacking := [action for statement in wanted for action in denied(context, who, statement)]:
+        except ResourceMissing:
+            raise CheckUnavailable(f"IAM has no role {session[1]}, which you use") from None
+    if principal.endswith(":root"):
+        raise CheckUnavailable("IAM cannot simulate the root user", "call as a user or a role")
+    statements = list(command_statements(context.config, Arns.of(context.config), other_commands))
+    if missing_actions := [
+        action
+        for statement in statements
+        for action in denied_actions(context, principal, statement)
+    ]:
         yield Finding(
             "caller",
             "fault",
-            f"you may not {', '.join(sorted(set(lacking)))}",
+            f"you may not {', '.join(sorted(set(missing_actions)))}",
             "get the rights that `smtrain iam policy CONFIG --caller` prints with the same options",
         )
     else:
-        yield Finding("caller", "ok", f"you may do what {' and '.join(others.commands)} need")
+        yield Finding(
+            "caller", "ok", f"you may do what {' and '.join(other_commands.commands)} need"
+        )

@@ -8,24 +8,24 @@ from collections.abc import Iterator
 
 from smtrain.client.config.checks.weights import gated_faults
 from smtrain.client.findings import Finding
-from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.context import CheckUnavailable, Context, ResourceMissing
 from smtrain.core.config.track import MLFLOW_ARN
 
 
 def token(context: Context) -> Iterator[Finding]:
     """`model.token`, which the fetch stage reads."""
-    named = context.config.model.token
+    token_source = context.config.model.token
     if not {"fetch", "prepare"} & set(context.stages):
         return
     for _, fault in gated_faults(context.config):
         text, _, remedy = fault.partition(": accept")
         yield Finding("token", "fault", text, f"accept{remedy}")
-    if named is None:
+    if token_source is None:
         return
-    name = str(named.secret or named.ssm)
+    name = str(token_source.secret or token_source.ssm)
     region = context.chain.target.region_name()
     try:
-        if named.secret:
+        if token_source.secret:
             context.ask(
                 "secretsmanager",
                 "describe_secret",
@@ -34,11 +34,13 @@ def token(context: Context) -> Iterator[Finding]:
             )
         else:
             plain = name.partition(":parameter")[2] or name
-            only = [{"Key": "Name", "Option": "Equals", "Values": [plain]}]
-            if not context.ask("ssm", "describe_parameters", ParameterFilters=only)["Parameters"]:
-                raise Absent
-    except Absent:
-        kind = "secret" if named.secret else "SSM parameter"
+            name_filter = [{"Key": "Name", "Option": "Equals", "Values": [plain]}]
+            if not context.ask("ssm", "describe_parameters", ParameterFilters=name_filter)[
+                "Parameters"
+            ]:
+                raise ResourceMissing
+    except ResourceMissing:
+        kind = "secret" if token_source.secret else "SSM parameter"
         yield Finding(
             "token",
             "fault",
@@ -49,7 +51,7 @@ def token(context: Context) -> Iterator[Finding]:
         yield Finding("token", "ok", f"{name} is there")
 
 
-_GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
+_NOT_FOUND_CODES = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
 
 
 def tracker(context: Context) -> Iterator[Finding]:
@@ -59,24 +61,26 @@ def tracker(context: Context) -> Iterator[Finding]:
         return
     name, region = arn.rpartition("/")[2], arn.split(":")[3]
     if region != context.config.compute.region:
-        raise Unread(f"{name} is in {region}", "look there")
+        raise CheckUnavailable(f"{name} is in {region}", "look there")
     app = ":mlflow-app/" in arn
     kind = "MLflow app" if app else "MLflow tracking server"
     try:
         if app:
             status = str(
-                context.ask("sagemaker", "describe_mlflow_app", absent=_GONE, Arn=arn)["Status"]
+                context.ask("sagemaker", "describe_mlflow_app", absent=_NOT_FOUND_CODES, Arn=arn)[
+                    "Status"
+                ]
             )
             active = not status.endswith("Failed") and not status.startswith("Delet")
         else:
             server = context.ask(
                 "sagemaker",
                 "describe_mlflow_tracking_server",
-                absent=_GONE,
+                absent=_NOT_FOUND_CODES,
                 TrackingServerName=name,
             )
             status, active = str(server["TrackingServerStatus"]), server.get("IsActive") == "Active"
-    except Absent:
+    except ResourceMissing:
         yield Finding(
             "tracker", "fault", f"there is no {kind} {name} in {region}", "correct track.mlflow"
         )

@@ -22,18 +22,18 @@ from smtrain.core.protocol.requests import groups_of
 
 def stages(context: Context) -> Iterator[Finding]:
     """Memory, disk and time of each; on this machine memory alone."""
-    config, described = context.chain.config, context.chain.resolved.model_config
+    config, hf_config = context.chain.config, context.chain.resolved.model_config
     for stage in context.stages:
-        wanted = need(config, stage, described)
-        if wanted is None:
+        stage_need = need(config, stage, hf_config)
+        if stage_need is None:
             continue
         if not context.on_aws:
             free = memory_here()
-            if free is not None and wanted.memory > free:
+            if free is not None and stage_need.memory > free:
                 yield Finding(
                     "stages",
                     "fault",
-                    f"stage {stage} takes {wanted.memory / GIB:.1f} GiB of memory, and "
+                    f"stage {stage} takes {stage_need.memory / GIB:.1f} GiB of memory, and "
                     f"{free / GIB:.1f} GiB are free here",
                     "run the stage on AWS, or take a smaller model",
                 )
@@ -42,26 +42,26 @@ def stages(context: Context) -> Iterator[Finding]:
         (kind, _), *_ = groups_of(context.requests[stage])
         volume = resources["VolumeSizeInGB"]
         has = host_gib(kind)
-        takes = wanted.seconds + (
+        takes = stage_need.seconds + (
             reading_seconds(config, kind, text_bytes(context.chain.given) or 0)
             if stage == "prepare"
             else 0
         )
-        room, wants = (has or 0) * USABLE, wanted.memory / GIB
-        told = f"stage {stage} takes about {wants:.0f} GiB of memory"
+        room, wants = (has or 0) * USABLE, stage_need.memory / GIB
+        memory_note = f"stage {stage} takes about {wants:.0f} GiB of memory"
         if has is not None and wants > room:
             types = table("instances")["cpu"]
             fits = next(
                 (name for name, row in types.items() if wants <= USABLE * row["host_gib"]), None
             )
-            lacking = "take a smaller model, as no type known to smtrain holds this one"
-            remedy = f"set compute.cpu_instance_type: {fits}" if fits else lacking
-            yield Finding("stages", "fault", f"{told}, and {kind} has {has:.0f} GiB", remedy)
-        elif takes_volume(kind) and (disk := volume_needed(wanted)) > volume:
+            smaller_model = "take a smaller model, as no type known to smtrain holds this one"
+            remedy = f"set compute.cpu_instance_type: {fits}" if fits else smaller_model
+            yield Finding("stages", "fault", f"{memory_note}, and {kind} has {has:.0f} GiB", remedy)
+        elif takes_volume(kind) and (disk := volume_needed(stage_need)) > volume:
             yield Finding(
                 "stages",
                 "fault",
-                f"stage {stage} writes {wanted.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
+                f"stage {stage} writes {stage_need.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
                 larger_volume(disk) or "prepare the text in several runs, or take a smaller model",
             )
         elif takes > config.compute.max_run:
@@ -73,4 +73,4 @@ def stages(context: Context) -> Iterator[Finding]:
                 "raise compute.max_run",
             )
         else:
-            yield Finding("stages", "ok", f"{told} of {kind}, and about {spell(takes)}")
+            yield Finding("stages", "ok", f"{memory_note} of {kind}, and about {spell(takes)}")

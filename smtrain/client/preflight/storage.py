@@ -11,7 +11,7 @@ from itertools import islice
 
 from smtrain.client.findings import Finding
 from smtrain.client.launch.siblings import sibling_of
-from smtrain.client.preflight.context import Absent, Context
+from smtrain.client.preflight.context import Context, ResourceMissing
 from smtrain.core.config.schema import inputs_of, other_inputs
 from smtrain.core.protocol.uris import objects_at, split_uri
 
@@ -19,8 +19,8 @@ GIB = 2**30
 # FastFile lists a channel when the job starts and opens one stream per file; both cost per object,
 # not per byte (SageMaker guide, "best practices for choosing data source": fewer and larger files,
 # read in sequence).
-MANY, SMALL = 100_000, 2**20
-LISTED = 200_000
+MANY_OBJECTS, SMALL = 100_000, 2**20
+MAX_LISTED = 200_000
 """Objects read per channel; a count above MANY is reported as "more than"."""
 
 
@@ -30,7 +30,7 @@ def buckets(context: Context) -> Iterator[Finding]:
     for bucket in sorted(_buckets(context)):
         try:
             answer = context.ask("s3", "head_bucket", absent=["404", "NoSuchBucket"], Bucket=bucket)
-        except Absent:
+        except ResourceMissing:
             yield Finding(
                 "buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI"
             )
@@ -50,30 +50,30 @@ def buckets(context: Context) -> Iterator[Finding]:
 
 def inputs(context: Context) -> Iterator[Finding]:
     """The config's own s3:// inputs: not empty, and not a very large number of tiny objects."""
-    given = context.chain.given
-    of_prepare = {given.data.text_key, *(key for key, *_ in other_inputs(given))}
+    config = context.chain.given
+    of_prepare = {config.data.text_key, *(key for key, *_ in other_inputs(config))}
     read = {
         "evaluate.data": "evaluate" in context.stages,
         **dict.fromkeys(of_prepare, "prepare" in context.stages),
     }
-    resolved = {
+    uris = {
         "model.path": context.model_path,
         "data.prepared": context.config.data.prepared or "",
     }
-    for key, path in inputs_of(given):
-        uri = resolved.get(key, path)
+    for key, path in inputs_of(config):
+        uri = uris.get(key, path)
         if not uri.startswith("s3://") or not read.get(key, True):
             continue
         ask = partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"])
-        with suppress(Absent):
-            if found := sibling_of(ask, uri):
-                sibling, remedy = found
+        with suppress(ResourceMissing):
+            if sibling_and_remedy := sibling_of(ask, uri):
+                sibling, remedy = sibling_and_remedy
                 text = f"{key}: SageMaker reads all keys that begin like {uri}, also {sibling}"
                 yield Finding("inputs", "fault", text, remedy)
                 continue
         sizes = list(sizes_by_name(context, uri).values())
         total = sum(sizes)
-        about = f"{uri} holds {len(sizes):,} objects, {total / GIB:.1f} GiB"
+        object_note = f"{uri} holds {len(sizes):,} objects, {total / GIB:.1f} GiB"
         small = sum(size < SMALL for size in sizes)
         if not sizes or not total:
             yield Finding(
@@ -82,22 +82,22 @@ def inputs(context: Context) -> Iterator[Finding]:
                 f"{key}: {uri} is empty",
                 "correct the URI, or upload what should be there",
             )
-        elif len(sizes) > MANY:
+        elif len(sizes) > MANY_OBJECTS:
             yield Finding(
                 "inputs",
                 "warning",
-                f"{key}: {about}; FastFile lists them all before the job begins",
+                f"{key}: {object_note}; FastFile lists them all before the job begins",
                 "pack them into fewer files of 100 MiB or more",
             )
         elif small > max(1000, len(sizes) // 2):
             yield Finding(
                 "inputs",
                 "warning",
-                f"{key}: {about}, {small:,} of them below 1 MiB; each costs a request to read",
+                f"{key}: {object_note}, {small:,} of them below 1 MiB; each costs a request to read",
                 "pack them into fewer files of 100 MiB or more",
             )
         else:
-            yield Finding("inputs", "ok", f"{key}: {about}")
+            yield Finding("inputs", "ok", f"{key}: {object_note}")
 
 
 def _buckets(context: Context) -> set[str]:
@@ -115,8 +115,10 @@ def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
     """Bytes of the objects under a prefix by their keys, up to LISTED; empty if the bucket does not
     exist.
     """
-    listed = objects_at(partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri)
+    objects = objects_at(
+        partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri
+    )
     try:
-        return {item["Key"]: item["Size"] for item in islice(listed, LISTED)}
-    except Absent:
+        return {item["Key"]: item["Size"] for item in islice(objects, MAX_LISTED)}
+    except ResourceMissing:
         return {}

@@ -24,15 +24,15 @@ def machine(context: Context) -> Iterator[Finding]:
     if context.on_aws:
         return
     config, cores, free = context.chain.given, cores_here(), memory_here()
-    started = (
+    process_words = (
         f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size}"
         " processes"
     )
-    own = config.own_machine if config.has_own_machine else None
-    if own and own.kind == "gpu":
-        yield from _gpus_of(config.compute.instance_type, own.devices)
+    entry = config.own_machine if config.has_own_machine else None
+    if entry and entry.kind == "gpu":
+        yield from _gpus_of(config.compute.instance_type, entry.devices)
     need = (
-        memory_of(config) if not own or own.kind == "cpu" else None
+        memory_of(config) if not entry or entry.kind == "cpu" else None
     )  # a GPU's memory is the plan's matter
     offer = what_fits(config, cores, free)
     remedy = (
@@ -42,35 +42,35 @@ def machine(context: Context) -> Iterator[Finding]:
     )
     if need is not None and free is not None and need > free:
         text = (
-            f"training here takes about {need / GIB:.1f} GiB in {started}, and {free / GIB:.1f} GiB"
+            f"training here takes about {need / GIB:.1f} GiB in {process_words}, and {free / GIB:.1f} GiB"
             " of memory are free"
         )
         yield Finding("machine", "fault", text, remedy)
     elif config.world_size > CROWD * cores:
         yield Finding(
-            "machine", "fault", f"training here starts {started} on {cores} cores", remedy
+            "machine", "fault", f"training here starts {process_words} on {cores} cores", remedy
         )
     elif config.world_size > cores:
         yield Finding(
             "machine",
             "warning",
-            f"training here starts {started} on {cores} cores, which slows it",
+            f"training here starts {process_words} on {cores} cores, which slows it",
             remedy,
         )
     else:
-        yield Finding("machine", "ok", f"training here starts {started} on {cores} cores")
+        yield Finding("machine", "ok", f"training here starts {process_words} on {cores} cores")
 
 
 def _gpus_of(name: str, devices: int) -> Iterator[Finding]:
     """Whether this machine has the GPUs that its entry under `machines` says."""
-    seen, counted = gpus_here(), f"machines.{name} has {devices} GPU{'s' * (devices > 1)}"
-    if not seen:
-        text = f"{counted}, and this machine shows none: training would run on its CPU"
+    gpu_count, entry_words = gpus_here(), f"machines.{name} has {devices} GPU{'s' * (devices > 1)}"
+    if not gpu_count:
+        text = f"{entry_words}, and this machine shows none: training would run on its CPU"
         yield Finding(
             "machine", "fault", text, f"set machines.{name}.kind: cpu, or see `smtrain doctor`"
         )
-    elif seen != devices:
-        text = f"{counted}, and this machine shows {seen}"
+    elif gpu_count != devices:
+        text = f"{entry_words}, and this machine shows {gpu_count}"
         yield Finding(
             "machine", "warning", text, f"correct machines.{name}.devices, or see `smtrain doctor`"
         )

@@ -33,7 +33,7 @@ from smtrain.stages import stages_of
 if TYPE_CHECKING:
     from smtrain.client.follow.show import View
 
-Looks = Callable[[Chain, Sequence[Stage], Say], None]
+LaunchCheck = Callable[[Chain, Sequence[Stage], Say], None]
 AfterRun = Callable[[Chain, Say], None]
 
 
@@ -82,7 +82,7 @@ def launch_stage(
     target: TargetName | None,
     wait: bool,
     again: bool,
-    look_first: Looks | None,
+    precheck: LaunchCheck | None,
     say: Say,
     view: View | None,
 ) -> Job:
@@ -97,12 +97,12 @@ def launch_stage(
             f"{plan.completed_job.name} has done this already (output {plan.completed_job.output}){repeats}"
         )
         return plan.completed_job
-    if look_first and not plan.running_job:
+    if precheck and not plan.running_job:
         _require_checkpoints(chain, [stage])
-        look_first(chain, [stage], say)
+        precheck(chain, [stage], say)
     notify.require_notifiable(chain, [stage], say)
     job = _start(chain, plan, say, again=again)
-    if wait and _shown(job, say, view):
+    if wait and _follow_job(job, say, view):
         with notify.told_of(chain, stage, job, say):
             job.check()
         notify.notify_finished(chain, stage, job, say)
@@ -115,8 +115,8 @@ def run_list(
     *,
     target: TargetName | None,
     again: bool,
-    look_first: Looks | None,
-    after: AfterRun | None,
+    precheck: LaunchCheck | None,
+    on_end: AfterRun | None,
     set_: Sequence[str],
     say: Say,
     on_line: Callable[[Line], None] | None,
@@ -131,18 +131,18 @@ def run_list(
 
     links = load_series(sources, set_=set_, target=target, **sections)
     say(overview(links))
-    one = partial(
+    run_one = partial(
         run_stages,
         target=target,
         again=again,
-        look_first=look_first,
-        after=after,
+        precheck=precheck,
+        on_end=on_end,
         say=say,
         on_line=on_line,
         view=view,
         wait=True,
     )
-    return run_series(links, one, say, look_first)
+    return run_series(links, run_one, say, precheck)
 
 
 def run_stages(
@@ -150,8 +150,8 @@ def run_stages(
     *,
     target: TargetName | None,
     again: bool,
-    look_first: Looks | None,
-    after: AfterRun | None,
+    precheck: LaunchCheck | None,
+    on_end: AfterRun | None,
     say: Say,
     on_line: Callable[[Line], None] | None,
     view: View | None,
@@ -159,20 +159,20 @@ def run_stages(
 ) -> Run:
     """Take one config through all its stages, as `smtrain.run` does.
 
-    look_first: the checks before it, None for none. after: called when all stages have ended well.
+    precheck: the checks before it, None for none. after: called when all stages have ended well.
     """
     chain = _chain(config, target, say)
-    done = Run(chain.config)
+    run = Run(chain.config)
     stages = stages_of(config, chain.target.name)
-    if look_first:
+    if precheck:
         _require_checkpoints(chain, stages)
-        look_first(chain, [stage for stage in stages if not chain.has_job(stage)], say)
+        precheck(chain, [stage for stage in stages if not chain.has_job(stage)], say)
     if chain.target.record.chains:
         notify.require_notifiable(chain, stages, say)
-        _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
+        _queue(chain, stages, run, say, on_line, view, again=again, wait=wait)
         if wait:
-            notify.notify_finished(chain, done.results[-1].stage, done.results[-1].job, say)
-        return done
+            notify.notify_finished(chain, run.results[-1].stage, run.results[-1].job, say)
+        return run
     if not wait:
         raise ConfigError(
             ["wait: only a Slurm cluster runs a chain by itself; leave it out for another target"],
@@ -181,29 +181,29 @@ def run_stages(
     notify.require_notifiable(chain, stages, say)
     for number, stage in enumerate(stages, 1):
         plan = running_fallback(chain, chain.plan(stage))
-        started = time.monotonic()
+        start_time = time.monotonic()
         heading = f"[{number}/{len(stages)}] {stage}"
         if plan.completed_job and not again:
             say(
                 f"{heading}: done before by {plan.completed_job.name}{plan.stale_note(plan.completed_job)}"
             )
-            job, skipped = plan.completed_job, True
+            job, is_skipped = plan.completed_job, True
         else:
             name = plan.running_job.name if plan.running_job else plan.request["TrainingJobName"]
             say(f"{heading}: {name}{plan.stale_note(plan.running_job) if plan.running_job else ''}")
-            job, skipped = _start(chain, plan, say, again=again), False
+            job, is_skipped = _start(chain, plan, say, again=again), False
             with notify.told_of(chain, stage, job, say):
                 _follow(job, say, on_line, view)
-        seconds = time.monotonic() - started
-        if not skipped:
+        seconds = time.monotonic() - start_time
+        if not is_skipped:
             say(f"{heading}: done in {spell(seconds)}")
-        where = chain.checkpoints if stage == "train" else job.output
-        done.results.append(StageResult(stage, job, seconds, where, skipped))
-    if not all(result.skipped for result in done.results):
-        if after:
-            after(chain, say)
-        notify.notify_finished(chain, done.results[-1].stage, done.results[-1].job, say)
-    return done
+        output_uri = chain.checkpoints if stage == "train" else job.output
+        run.results.append(StageResult(stage, job, seconds, output_uri, is_skipped))
+    if not all(result.skipped for result in run.results):
+        if on_end:
+            on_end(chain, say)
+        notify.notify_finished(chain, run.results[-1].stage, run.results[-1].job, say)
+    return run
 
 
 def _chain(config: JobConfig, target: TargetName | None, say: Say) -> Chain:
@@ -222,24 +222,24 @@ def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
     if first is None or chain.has_started(first) or (first == "train" and step is None):
         return
     try:
-        held = [
+        steps = [
             int(checkpoint.name.rpartition("_")[2])
             for checkpoint in saved_steps(chain.target, chain.checkpoints)
             if checkpoint.is_complete
         ]
     except JobError:  # this caller may not list them; the job may
         return
-    if first == "export" and not held:
+    if first == "export" and not steps:
         raise JobError(
             f"stage export reads the checkpoints of stage train, and {chain.checkpoints} has none;"
             " launch stage train first, or `smtrain run` the whole chain",
             code="checkpoint.missing",
         )
-    if first == "train" and step not in held:
+    if first == "train" and step not in steps:
         raise ConfigError(
             [
                 f"checkpoint.step: {step} is not a whole checkpoint of this run (those are:"
-                f" {', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to"
+                f" {', '.join(map(str, steps)) or 'none'}); name one of them, or leave it out to"
                 " resume from the newest"
             ],
             code="checkpoint.missing",
@@ -249,7 +249,7 @@ def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
 def _queue(
     chain: Chain,
     stages: Sequence[Stage],
-    done: Run,
+    run: Run,
     say: Say,
     on_line: Callable[[Line], None] | None,
     view: View | None,
@@ -259,12 +259,14 @@ def _queue(
 ) -> None:
     """Submit all stages at once; if `wait`, follow them one after the other."""
     for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
-        started, skipped = time.monotonic(), job.known_done
-        if wait and not skipped:
+        start_time, is_skipped = time.monotonic(), job.known_done
+        if wait and not is_skipped:
             with notify.told_of(chain, stage, job, say):
                 _follow(job, say, on_line, view)
-        where = chain.checkpoints if stage == "train" else job.output
-        done.results.append(StageResult(stage, job, time.monotonic() - started, where, skipped))
+        output_uri = chain.checkpoints if stage == "train" else job.output
+        run.results.append(
+            StageResult(stage, job, time.monotonic() - start_time, output_uri, is_skipped)
+        )
 
 
 def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
@@ -275,16 +277,16 @@ def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
     return submit(chain, plan, say, again=again)
 
 
-def _shown(job: Job, say: Say, view: View | None, **changed: Any) -> bool:
+def _follow_job(job: Job, say: Say, view: View | None, **view_changes: Any) -> bool:
     """Follow a job on the terminal; imported here, as starting a job does not need rich."""
     from smtrain.client.follow.show import View, follow
 
-    return follow(job, replace(view or View(), **changed), say)
+    return follow(job, replace(view or View(), **view_changes), say)
 
 
 def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View | None) -> None:
     if on_line is None:
-        if not _shown(job, say, view, keep=False):
+        if not _follow_job(job, say, view, keep=False):
             say("the same call resumes with this stage")
             raise Interrupted(
                 f"interrupted: {job.name} keeps running; the same call joins it again"
@@ -296,7 +298,7 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
     job.check()
 
 
-def tagged(config: JobConfig, folder: Path | None = None) -> JobConfig:
+def with_commit_tag(config: JobConfig, folder: Path | None = None) -> JobConfig:
     """The config with the folder's commit as a tag of its jobs; unchanged without a commit, or if
     it has such a tag.
     """

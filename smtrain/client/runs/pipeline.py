@@ -20,7 +20,7 @@ from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.names import require_name
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import wheel_uploads
-from smtrain.client.runs.launch import Looks
+from smtrain.client.runs.launch import LaunchCheck
 from smtrain.core.aws_errors import is_not_found
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError, JobError
@@ -43,7 +43,7 @@ def make_pipeline(
     name: str | None,
     upsert: bool,
     start: bool,
-    look_first: Looks | None,
+    precheck: LaunchCheck | None,
     target: TargetName | None,
     say: Say,
 ) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def make_pipeline(
     definition = definition_of(chain.config, plans)
     if not (upsert or start):
         return definition
-    if look_first:
-        look_first(chain, [plan.stage for plan in plans], say)
+    if precheck:
+        precheck(chain, [plan.stage for plan in plans], say)
     aws = sagemaker(place)
     for plan in plans:
         upload_all(aws, list(plan.uploads), say)
         upload_all(aws, wheel_uploads(plan.request, aws, say), say)
-    say(_sent(aws, chain.config, name, definition))
+    say(_create_or_update(aws, chain.config, name, definition))
     if start:
         say(
             f"started {_start(aws, name)}; its jobs are named pipelines-..., `smtrain logs JOB"
@@ -140,11 +140,13 @@ def _channel(channel: dict[str, Any], outputs: dict[str, Stage]) -> dict[str, An
     stage = outputs.get(source.get("S3Uri", ""))
     if stage is None:
         return channel
-    left = {"Get": f"Steps.{stage}.ModelArtifacts.S3ModelArtifacts"}
-    return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": left}}}
+    output_reference = {"Get": f"Steps.{stage}.ModelArtifacts.S3ModelArtifacts"}
+    return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": output_reference}}}
 
 
-def _sent(place: SageMakerBackend, config: JobConfig, name: str, definition: dict[str, Any]) -> str:
+def _create_or_update(
+    place: SageMakerBackend, config: JobConfig, name: str, definition: dict[str, Any]
+) -> str:
     """Create the pipeline, or update the one of this name if it is the run's; returns what was
     done.
     """
@@ -160,28 +162,28 @@ def _sent(place: SageMakerBackend, config: JobConfig, name: str, definition: dic
             code="config.wrong_value",
         )
     role = place.role(config.compute.role)
-    asked = {"PipelineName": name, "PipelineDefinition": body, "RoleArn": role}
+    request = {"PipelineName": name, "PipelineDefinition": body, "RoleArn": role}
     client = place.sagemaker
     tags = [
         {"Key": key, "Value": value}
         for key, value in {**config.tags, "smtrain:run": config.name}.items()
     ]
     try:
-        found = client.describe_pipeline(PipelineName=name)
+        pipeline = client.describe_pipeline(PipelineName=name)
     except ClientError as error:
         if not is_not_found(error):
             raise
-        client.create_pipeline(**asked, Tags=tags)
+        client.create_pipeline(**request, Tags=tags)
         return f"created pipeline {name}"
     try:
-        held = parse_object(found["PipelineDefinition"])
+        stored_definition = parse_object(pipeline["PipelineDefinition"])
     except ValueError:
-        held = {}
-    if held.get("Metadata") != definition["Metadata"]:
+        stored_definition = {}
+    if stored_definition.get("Metadata") != definition["Metadata"]:
         raise JobError(f"pipeline {name} is not one of this run's; give another name")
-    if held == definition and found.get("RoleArn") == role:
+    if stored_definition == definition and pipeline.get("RoleArn") == role:
         return f"pipeline {name} is up to date"
-    client.update_pipeline(**asked)
+    client.update_pipeline(**request)
     return f"updated pipeline {name}"
 
 

@@ -78,17 +78,24 @@ class Run:
         `folder` is the copy of the model, if one was made.
         """
         name, run = self.config.name, [result for result in self.results if not result.skipped]
-        took, before = spell(sum(result.seconds for result in run)), len(self.results) - len(run)
+        took, earlier_count = (
+            spell(sum(result.seconds for result in run)),
+            len(self.results) - len(run),
+        )
         further = (
             f"smtrain push {folder} YOU/{name}" if folder else f"smtrain download {name} FOLDER"
         )
         lines = [
-            *self._ends("loss", "loss"),
-            *self._ends("validation", "val_loss"),
+            *self._first_and_last("loss", "loss"),
+            *self._first_and_last("validation", "val_loss"),
             (
                 "time",
                 took
-                + (f"; {before} of {len(self.results)} stages were done before" if before else ""),
+                + (
+                    f"; {earlier_count} of {len(self.results)} stages were done before"
+                    if earlier_count
+                    else ""
+                ),
             ),
             ("model", str(folder or self.model)),
             ("next", f"smtrain chat {name}"),
@@ -97,12 +104,12 @@ class Run:
         ]
         return "\n".join(f"{label + ':' if label else '':12}{text}" for label, text in lines)
 
-    def _ends(self, label: str, key: str) -> list[tuple[str, str]]:
+    def _first_and_last(self, label: str, key: str) -> list[tuple[str, str]]:
         """The first and last value of one of a step's numbers, if it has any."""
-        seen = [record for record in self.records if key in record]
-        if not seen:
+        records = [record for record in self.records if key in record]
+        if not records:
             return []
-        first, last = seen[0], seen[-1]
+        first, last = records[0], records[-1]
         return [
             (
                 label,

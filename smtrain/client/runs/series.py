@@ -59,12 +59,12 @@ class Link:
         parent = self.parents.get("model.path")
         return f"{RUN}{parent}" if parent else self.config.model.path
 
-    def reading(self, models: Mapping[str, str | None]) -> JobConfig:
+    def with_model_paths(self, models: Mapping[str, str | None]) -> JobConfig:
         """The config with the models of earlier runs, by their names; without those that have none
         yet.
         """
-        named = {key: models.get(parent) for key, parent in self.parents.items()}
-        paths = {key: path for key, path in named.items() if path}
+        paths_by_key = {key: models.get(parent) for key, parent in self.parents.items()}
+        paths = {key: path for key, path in paths_by_key.items() if path}
         return with_models(self.config, paths) if paths else self.config
 
 
@@ -90,44 +90,51 @@ def load_series(
     links: list[Link] = []
     for number, (source, config) in enumerate(zip(sources, drafts, strict=True)):
         label = str(source) if isinstance(source, str | Path) else f"config {number + 1}"
-        earlier, after = parents[number], {one.name for one in drafts[number + 1 :] if one}
-        named = runs_in(config) if config else {}
-        if late := [
-            (key, run) for key, run in named.items() if key not in earlier and run in after
+        earlier, later_names = (
+            parents[number],
+            {entry.name for entry in drafts[number + 1 :] if entry},
+        )
+        run_keys = runs_in(config) if config else {}
+        if later_runs := [
+            (key, run) for key, run in run_keys.items() if key not in earlier and run in later_names
         ]:
-            key, run = late[0]
+            key, run = later_runs[0]
             faults.append(
                 f"{label}: {key}: {RUN}{run} is a later config of the list; put that one before it"
             )
             continue
-        if config and any(config.name == one.name for one in drafts[:number] if one):
+        if config and any(config.name == entry.name for entry in drafts[:number] if entry):
             faults.append(
                 f"{label}: name: an earlier config of the list is also {config.name}; give each its"
                 " own name"
             )
             continue
-        settings = [*set_, *(f"{key}={one.path}" for key, one in earlier.items())]
-        rope = _inherited(earlier.get("model.path"), config)
+        settings = [*set_, *(f"{key}={entry.path}" for key, entry in earlier.items())]
+        rope = _inherited_rope(earlier.get("model.path"), config)
         if rope is not None:
             settings.append(f"model.rope={json.dumps(rope.model_dump(exclude_none=True))}")
         try:
-            loaded = load_config(source, set_=settings, target=target, **sections)
+            loaded_config = load_config(source, set_=settings, target=target, **sections)
         except ConfigError as error:
             faults += [f"{label}: {fault}" for fault in error.faults]
         else:
-            loaded = with_rope(loaded, None) if rope else loaded  # the export that it reads has it
+            loaded_config = (
+                with_rope(loaded_config, None) if rope else loaded_config
+            )  # the export that it reads has it
             links.append(
-                Link(label, loaded, {key: one.config.name for key, one in earlier.items()})
+                Link(
+                    label, loaded_config, {key: entry.config.name for key, entry in earlier.items()}
+                )
             )
-        for key, one in earlier.items() if config else ():
+        for key, entry in earlier.items() if config else ():
             assert config is not None
-            faults += [f"{label}: {key}: {fault}" for fault in _unfit(one.config, config)]
+            faults += [f"{label}: {key}: {fault}" for fault in _parent_faults(entry.config, config)]
     if faults:
         raise ConfigError(faults, code="config.combination")
     return links
 
 
-def _inherited(parent: Earlier | None, config: JobConfig | None) -> RopeSection | None:
+def _inherited_rope(parent: Earlier | None, config: JobConfig | None) -> RopeSection | None:
     """The model.rope of the export that a config starts from, which its checks need until there is
     that export.
 
@@ -140,29 +147,29 @@ def _inherited(parent: Earlier | None, config: JobConfig | None) -> RopeSection 
     return None if config.train.adapter and not config.export.merge else parent.rope
 
 
-def _unfit(before: JobConfig, config: JobConfig) -> Iterator[str]:
+def _parent_faults(parent: JobConfig, config: JobConfig) -> Iterator[str]:
     """Reasons why a config cannot read the model that an earlier run will export."""
-    path = f"{RUN}{before.name}"
-    if before.target != config.target:
+    path = f"{RUN}{parent.name}"
+    if parent.target != config.target:
         yield (
-            f"{path} runs on target {before.target}, and this config on {config.target}; give both"
+            f"{path} runs on target {parent.target}, and this config on {config.target}; give both"
             " the same target"
         )
-    elif before.train.adapter and not before.export.merge:
+    elif parent.train.adapter and not parent.export.merge:
         yield (
             f"{path} will export an adapter, and training starts from a whole model; set"
             " export.merge: true there"
         )
 
 
-def expected(links: Sequence[Link]) -> list[JobConfig]:
+def with_expected_exports(links: Sequence[Link]) -> list[JobConfig]:
     """The configs with the prefixes that the first attempts of earlier runs will export to, for a
     dry run.
     """
     configs: list[JobConfig] = []
     exports: dict[str, str | None] = {}
     for link in links:
-        config = link.reading(exports)
+        config = link.with_model_paths(exports)
         exports[config.name] = Chain(config, backend_of(config), look=False).output("export")
         configs.append(config)
     return configs
@@ -170,23 +177,23 @@ def expected(links: Sequence[Link]) -> list[JobConfig]:
 
 def overview(links: Sequence[Link]) -> str:
     """A line for each run, with its time and cost as far as they can be known, and the total."""
-    plans = [_planned(link.config) for link in links]
+    plans = [_plan_run(link.config) for link in links]
     width = max(len(link.config.name) for link in links)
     start = max(len(link.start) for link in links)
     lines = [f"{len(links)} runs, in this order:"]
-    for link, made in zip(links, plans, strict=True):
+    for link, run_plan in zip(links, plans, strict=True):
         train = link.config.train
-        about = f"{train.objective}, {train.steps:,} steps"
+        run_words = f"{train.objective}, {train.steps:,} steps"
         lines.append(
-            f"  {link.config.name:{width}}  from {link.start:{start}}  {about}{_costs([made])}"
+            f"  {link.config.name:{width}}  from {link.start:{start}}  {run_words}{_costs([run_plan])}"
         )
-        lines += [f"    does not fit: {fault}" for fault in (made.faults if made else ())]
+        lines += [f"    does not fit: {fault}" for fault in (run_plan.faults if run_plan else ())]
     return "\n".join(
         [*lines, f"in all{_costs(plans) or ': time and cost are not known before they run'}"]
     )
 
 
-def _planned(config: JobConfig) -> Plan | None:
+def _plan_run(config: JobConfig) -> Plan | None:
     """The plan of a run; None if it cannot be planned, or is a trial of instances on this machine,
     which costs nothing and takes another time.
     """
@@ -201,11 +208,14 @@ def _planned(config: JobConfig) -> Plan | None:
 def _costs(plans: Sequence[Plan | None]) -> str:
     """`, 2 h, $3.10` of some plans; a part unknown for any of them is left out."""
     parts = []
-    hours = [sum(made.hours_by_stage.values()) or made.hours if made else None for made in plans]
+    hours = [
+        sum(run_plan.hours_by_stage.values()) or run_plan.hours if run_plan else None
+        for run_plan in plans
+    ]
     if all(hour is not None for hour in hours):
         parts.append(spell(3600 * sum(hour or 0.0 for hour in hours)))
-    if all(made and made.dollars is not None for made in plans):
-        parts.append(f"${sum(made.dollars or 0.0 for made in plans if made):,.2f}")
+    if all(run_plan and run_plan.dollars is not None for run_plan in plans):
+        parts.append(f"${sum(run_plan.dollars or 0.0 for run_plan in plans if run_plan):,.2f}")
     return "".join(f", {part}" for part in parts)
 
 
@@ -213,7 +223,7 @@ def run_series(
     links: Sequence[Link],
     run_one: Callable[[JobConfig], Run],
     say: Say,
-    look_first: Callable[[Chain, Sequence[str], Say], None] | None = None,
+    precheck: Callable[[Chain, Sequence[str], Say], None] | None = None,
 ) -> list[Run]:
     """Run configs in order, each from the export of the run that it names; runs that are done are
     skipped.
@@ -221,44 +231,45 @@ def run_series(
     With `look_first`, every config is checked before the first one starts. Raises the error of the
     first run that fails, and names those that were not started.
     """
-    if look_first is not None:
-        _look(links, look_first, say)
-    done: list[Run] = []
+    if precheck is not None:
+        _check_runs(links, precheck, say)
+    runs: list[Run] = []
     exports: dict[
         str, str | None
     ] = {}  # by job: the export of this list's run need not be the newest of that name
     for number, link in enumerate(links, 1):
         say(f"run {number} of {len(links)}: {link.config.name} ({link.label})")
-        with _said(links, link):
-            done.append(run_one(link.reading(exports)))
-        exports[link.config.name] = f"{RUN}{done[-1].job('export').name}"
-    return done
+        with _name_run_in_errors(links, link):
+            runs.append(run_one(link.with_model_paths(exports)))
+        exports[link.config.name] = f"{RUN}{runs[-1].job('export').name}"
+    return runs
 
 
-def _look(
-    links: Sequence[Link], look_first: Callable[[Chain, Sequence[str], Say], None], say: Say
+def _check_runs(
+    links: Sequence[Link], precheck: Callable[[Chain, Sequence[str], Say], None], say: Say
 ) -> None:
     """Check the stages that are left of every run."""
     exports: dict[str, str | None] = {}
     for link in links:
-        chain = Chain(link.reading(exports), backend_of(link.config))
+        chain = Chain(link.with_model_paths(exports), backend_of(link.config))
         exports[link.config.name] = chain.output("export")
         stages = [
             stage for stage in stages_of(link.config, chain.target.name) if not chain.has_job(stage)
         ]
-        with _said(links, link):
-            look_first(chain, stages, say)
+        with _name_run_in_errors(links, link):
+            precheck(chain, stages, say)
 
 
 @contextmanager
-def _said(links: Sequence[Link], link: Link) -> Iterator[None]:
+def _name_run_in_errors(links: Sequence[Link], link: Link) -> Iterator[None]:
     """Say in an error which run of the series it is of, and which ones were not started."""
     try:
         yield
     except SmtrainError as error:
-        left = [one.config.name for one in links[links.index(link) + 1 :]]
-        rest = f"; not started: {', '.join(left)}" if left else ""
-        again = "the same call skips what is done and resumes here"
+        later_names = [later_link.config.name for later_link in links[links.index(link) + 1 :]]
+        not_started = f"; not started: {', '.join(later_names)}" if later_names else ""
+        resume_hint = "the same call skips what is done and resumes here"
         raise JobError(
-            f"{error}\nin run {link.config.name} ({link.label}){rest}; {again}", code=error.code
+            f"{error}\nin run {link.config.name} ({link.label}){not_started}; {resume_hint}",
+            code=error.code,
         ) from error

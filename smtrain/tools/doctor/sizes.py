@@ -77,7 +77,7 @@ def _room(view: TorchView, processes: int) -> float:
 
 def peak_bytes(work: Work, mesh: Mesh, kind: str) -> float:
     """The planner's peak of tensor memory: without the runtime, which no allocator counts."""
-    machine = Machine(kind, 1, 1, 1, 1, 1, 1, accelerated=kind != "cpu")
+    machine = Machine(kind, 1, 1, 1, 1, 1, 1, has_accelerators=kind != "cpu")
     memory = core_memory(work, machine, mesh, 0)
     return memory.total - memory.runtime
 
@@ -124,9 +124,9 @@ def predict_speed(
             link_gbs=measured_rates["moved_gbs"],
             host_memory_gib=host / GIB,
         )
-        machine = Machine.described("this machine", 1, entry)
+        machine = Machine.from_entry("this machine", 1, entry)
     rate = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
-    wide = width_of(work, machine, nearest(work, machine, mesh), Correction(), untried=False)
+    wide = width_of(work, machine, nearest(work, machine, mesh), Correction(), is_unpublished=False)
     description = (
         row["type"].removeprefix("ml.")
         if row

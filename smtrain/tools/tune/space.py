@@ -205,7 +205,7 @@ def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
                 code="config.wrong_value",
             ) from None
         for stage in stages_before("train"):
-            if stage_named(stage).shared and keys_of(changed_config, stage) != keys_of(
+            if stage_named(stage).is_shared and keys_of(changed_config, stage) != keys_of(
                 config, stage
             ):
                 raise ConfigError(

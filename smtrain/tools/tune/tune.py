@@ -109,7 +109,7 @@ def tune(
     if search is None:
         name, trials = _on_aws(chain, axes, objective, limits, say)
     else:
-        shared_stages: list[Stage] = [stage for stage in earlier if stage_named(stage).shared]
+        shared_stages: list[Stage] = [stage for stage in earlier if stage_named(stage).is_shared]
         record = TuningRecord(home() / "tuning" / f"{config.name}-{_key(chain, axes)[:8]}.json")
         name = record.path.stem
         with only_writer(record.path, JobError):

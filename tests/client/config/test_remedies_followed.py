@@ -15,7 +15,7 @@ import smtrain
 from smtrain import ConfigError
 from smtrain.client.config import checks
 from smtrain.client.config.checks import cluster, data, machines, pai, train, weights
-from smtrain.client.config.checks.rule import ConfigRule, Fault, broken
+from smtrain.client.config.checks.rule import ConfigRule, Fault, rule_faults
 from smtrain.core.config import JobConfig
 from tests.client.config.faults import CASES
 from tests.client.config.followed import Case, Desk, begun, read
@@ -112,7 +112,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], set
 
     def recording(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
         for rule in rules:
-            found = list(broken([rule], config))
+            found = list(rule_faults([rule], config))
             met.update(id(rule) for _ in found)
             yield from found
 

@@ -152,7 +152,7 @@ def test_a_secret_written_out_in_an_option_is_refused_and_not_repeated(raw: dict
 def test_what_export_names_is_added_to_what_slurm_needs() -> None:
     assert Exported.of(["--export=NONE"]) == Exported()
     exported = Exported.of(["--hold", "--export=HF_HOME,MODE=fast", "--export=ALL"])
-    assert (exported.everything, exported.names, exported.values) == (
+    assert (exported.all_variables, exported.names, exported.values) == (
         True,
         ("HF_HOME",),
         (("MODE", "fast"),),

@@ -16,7 +16,7 @@ import yaml
 import smtrain
 from smtrain.client.backends.choose import backend_of
 from smtrain.client.launch.stages import Chain
-from smtrain.client.runs.launch import tagged
+from smtrain.client.runs.launch import with_commit_tag
 from smtrain.core.git import TAG, describe_commit
 from smtrain.stages import keys_of
 from tests.cli.test_cli import smtrain as command
@@ -69,7 +69,7 @@ def test_the_tag_changes_no_stage_and_one_of_the_users_stays(
     raw: dict[str, Any], repository: Path
 ) -> None:
     config = smtrain.load_config(raw)
-    with_tag = tagged(config, repository)
+    with_tag = with_commit_tag(config, repository)
     assert with_tag.tags[TAG] == describe_commit(repository)
     assert keys_of(with_tag, "train") == keys_of(config, "train")
     place = backend_of(config)
@@ -77,8 +77,8 @@ def test_the_tag_changes_no_stage_and_one_of_the_users_stays(
         config, place, look=False
     ).base_name("train")
     mine = smtrain.load_config(raw | {"tags": {TAG: "mine"}})
-    assert tagged(mine, repository) is mine
-    assert tagged(config, repository.parent) is config
+    assert with_commit_tag(mine, repository) is mine
+    assert with_commit_tag(config, repository.parent) is config
 
 
 def test_a_dry_run_shows_the_tag_that_a_run_sends(

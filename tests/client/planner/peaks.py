@@ -264,8 +264,10 @@ def compare(
     worst = [
         max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)
     ]
-    work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired or packed)
-    machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=varlen, link=1e9 * varlen)
+    work = Work(shape, seq_len, batch, o.precision, lora=lora, separates_documents=paired or packed)
+    machine = Machine(
+        "cpu", 1, size, 1e12, 1e12, 1e12, 1e9, has_accelerators=varlen, link=1e9 * varlen
+    )
     cut = Mesh(
         o.tp,
         o.pp,

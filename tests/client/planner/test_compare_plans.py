@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import smtrain
 from smtrain.cli.plan import app
-from smtrain.client.planner.compare_plans import compared
+from smtrain.client.planner.compare_plans import compare_plans
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 A, B = (str(EXAMPLES / f"pythia-6.9b-{kind}.yaml") for kind in ("trn1", "p4d"))
@@ -39,13 +39,13 @@ def test_two_plans_are_compared_at_the_same_number_of_tokens() -> None:
 
 def test_what_is_said_to_be_faster_is_doubted_where_the_intervals_overlap() -> None:
     one, other = smtrain.plan(A), smtrain.plan(B)
-    assert "the intervals overlap" in str(compared([("one", one), ("same", one)], 1e9))
+    assert "the intervals overlap" in str(compare_plans([("one", one), ("same", one)], 1e9))
     large = smtrain.plan(A, set_=["compute.instance_count=32"])
-    sure = str(compared([("four", one), ("thirty-two", large)], 1e9)).splitlines()
+    sure = str(compare_plans([("four", one), ("thirty-two", large)], 1e9)).splitlines()
     (faster,) = [line for line in sure if "is faster" in line]
     assert faster.startswith("thirty-two is faster")
     assert "overlap" not in faster
-    assert compared([("one", one), ("other", other)], None, 5e6).tokens == 5e6
+    assert compare_plans([("one", one), ("other", other)], None, 5e6).tokens == 5e6
 
 
 def test_one_that_does_not_fit_is_said_and_ends_in_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from smtrain.client.planner.calibration import (
     fit,
     leave_one_out,
     nearest,
-    predicted,
+    predict_speed,
     published_experts,
     residual,
 )
@@ -137,7 +137,7 @@ def test_messages_grow_with_ep_and_leave_the_host_dearly() -> None:
     times = [step_time(work(), inside, Mesh(1, 1, 8, ep=ep)).expert_parallel for ep in (1, 2, 4, 8)]
     assert times[0] == 0
     assert times[1] / times[3] == pytest.approx((1 / 2) / (7 / 8))
-    k = Coefficients.fitted(inside)
+    k = Coefficients.for_machine(inside)
     slow, sent = k.network_share * 4e11 / 8 * k.swap_share, 4 * 48 * 8 * 4096 * 2048 * 2
     far = (
         step_time(work(), outside, Mesh(1, 1, 16, ep=16)).expert_parallel / 4
@@ -156,7 +156,10 @@ def test_messages_grow_with_ep_and_leave_the_host_dearly() -> None:
 def test_only_experts_that_a_token_chooses_take_time() -> None:
     machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8)
     plain = replace(
-        Coefficients.fitted(machine), expert_products=1.0, routed_bytes_per_flop=inf, kernels=None
+        Coefficients.for_machine(machine),
+        expert_products=1.0,
+        routed_bytes_per_flop=inf,
+        kernels=None,
     )
 
     def compute(chosen: int, k: Coefficients = plain, **changes: Any) -> float:
@@ -177,7 +180,10 @@ def test_only_experts_that_a_token_chooses_take_time() -> None:
 
 
 def test_gradients_of_experts_are_exchanged_between_the_ranks_that_hold_the_same() -> None:
-    k, hosts = Coefficients.fitted(Machine.of("ml.p5.48xlarge", 1)), Machine.of("ml.p5.48xlarge", 2)
+    k, hosts = (
+        Coefficients.for_machine(Machine.of("ml.p5.48xlarge", 1)),
+        Machine.of("ml.p5.48xlarge", 2),
+    )
     one, eight, all_ = (exchange_time(work(), hosts, Mesh(1, 1, 16, ep=ep), k) for ep in (1, 8, 16))
     assert eight == pytest.approx(one), "a host has all experts either way"
     experts = 48 * 128 * 3 * 2048 * 768
@@ -185,9 +191,9 @@ def test_gradients_of_experts_are_exchanged_between_the_ranks_that_hold_the_same
 
 
 def test_each_published_figure_is_as_far_off_as_the_table_says() -> None:
-    k = Coefficients.fitted(Machine.of("ml.p5.48xlarge", 1))
+    k = Coefficients.for_machine(Machine.of("ml.p5.48xlarge", 1))
     off = {
-        run.id: round(100 * (predicted(run, k) / run.sequences_per_s - 1))
+        run.id: round(100 * (predict_speed(run, k) / run.sequences_per_s - 1))
         for run in published_experts()
     }
     assert off == {
@@ -221,7 +227,7 @@ def test_the_shipped_coefficients_of_experts_are_those_of_the_shipped_runs() -> 
     )
     assert shipped["residual"] == pytest.approx(residual(runs, fitted), rel=0.01)
     left = leave_one_out(runs)
-    assert all(one.inside for one in left)
+    assert all(one.is_inside for one in left)
     assert max(abs(one.error) for one in left) < 0.5
 
 
@@ -236,7 +242,7 @@ def test_the_search_takes_ep_where_experts_would_not_fit() -> None:
     )
     near = nearest(work(), machine, best)
     assert near is not None
-    assert near.calibrated
+    assert near.is_calibrated
     assert (
         nearest(work(), Machine.of("ml.p4d.24xlarge", 4), best) is None
     )  # its runs are of dense models

@@ -16,7 +16,7 @@ from smtrain.client.planner.calibration import (
     best_published,
     fit,
     leave_one_out,
-    published_on_gpus,
+    published_gpu_runs,
     residual,
 )
 from smtrain.client.planner.machines import Machine, Mesh, Work, named_shape
@@ -58,15 +58,15 @@ def raw(kind: str, count: int = 1, model: str = "llama-3.2-1b", **train: Any) ->
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_each_published_run_is_predicted_from_the_others_of_its_chip(chip: str) -> None:
-    left = leave_one_out(published_on_gpus(chip))
+    left = leave_one_out(published_gpu_runs(chip))
     assert len(left) >= 15
     assert median(abs(one.error) for one in left) <= 0.12
-    assert sum(one.inside for one in left) >= 0.8 * len(left)
+    assert sum(one.is_inside for one in left) >= 0.8 * len(left)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_the_shipped_coefficients_are_those_of_the_shipped_runs(chip: str) -> None:
-    runs, shipped = published_on_gpus(chip), table("throughput_gpu")["chips"][chip]
+    runs, shipped = published_gpu_runs(chip), table("throughput_gpu")["chips"][chip]
     fitted = fit(runs)
     for name in DENSE:
         assert shipped[name] == pytest.approx(getattr(fitted, name), rel=0.01), name
@@ -85,7 +85,7 @@ def test_the_rows_say_what_was_published() -> None:
         "t093": 0.2992,
         "t102": 0.4644,
     }
-    found = {run.id: run.mfu for run in published_on_gpus()}
+    found = {run.id: run.mfu for run in published_gpu_runs()}
     for id_, mfu in printed.items():
         assert found[id_] == pytest.approx(mfu, rel=0.01), id_
 
@@ -158,7 +158,7 @@ def test_a_budget_is_not_held_against_a_price_that_nobody_knows(tmp_path: Path) 
 def test_hosts_of_gpus_exchange_over_the_network_and_one_host_over_its_links() -> None:
     shape = named_shape("llama-3.1-8b")
     assert shape is not None
-    work, k = Work(shape, 4096, 256), Coefficients.fitted(Machine.of("ml.p4d.24xlarge", 1))
+    work, k = Work(shape, 4096, 256), Coefficients.for_machine(Machine.of("ml.p4d.24xlarge", 1))
     one, two = (Machine.of("ml.p4d.24xlarge", n) for n in (1, 2))
     assert (
         exchange_time(work, one, Mesh(1, 1, 8), k) < exchange_time(work, two, Mesh(1, 1, 16), k) / 2

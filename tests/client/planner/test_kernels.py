@@ -32,7 +32,7 @@ def speeds(machine: Machine = H200) -> Kernels:
 
 @pytest.mark.parametrize("run", measured_runs(), ids=lambda run: run.id)
 def test_each_measured_run_is_planned_within_its_interval(run: MeasuredRun) -> None:
-    error = log(run.predicted / run.tokens_per_s)
+    error = log(run.predicted_speed / run.tokens_per_s)
     assert abs(error) <= width_on_gpus(run.work, run.machine, 0)
     assert abs(error) <= 0.07
 
@@ -41,7 +41,7 @@ def test_the_median_error_and_the_spread_are_those_that_the_table_states() -> No
     """Profiles of the 1B gave the speeds of kernels, of which seven numbers were fitted to all
     runs.
     """
-    errors = {run.id: abs(log(run.predicted / run.tokens_per_s)) for run in measured_runs()}
+    errors = {run.id: abs(log(run.predicted_speed / run.tokens_per_s)) for run in measured_runs()}
     assert median(errors.values()) < 0.025
     assert residual() == pytest.approx(table("gpu_kernels")["residual"], abs=0.003)
     others = [errors[run.id] for run in measured_runs() if run.model != "llama-3.2-1b"]
@@ -88,7 +88,7 @@ def test_attention_takes_what_its_kernel_took(
             shape,
             tokens,
             rows,
-            apart=document is not None,
+            separates_documents=document is not None,
             document=document,
             deterministic=deterministic,
         )
@@ -107,7 +107,7 @@ def test_documents_apart_are_less_work_than_whole_rows_and_windows_than_both() -
     assert shape is not None
     mesh = Mesh(1, 1, 1, 1)
     whole = step_time(Work(shape, 32768, 1), H200, mesh)
-    apart = step_time(Work(shape, 32768, 1, apart=True, document=2048.0), H200, mesh)
+    apart = step_time(Work(shape, 32768, 1, separates_documents=True, document=2048.0), H200, mesh)
     window = step_time(Work(replace(shape, sliding_window=512), 32768, 1), H200, mesh)
     assert window.attention < apart.attention < whole.attention / 5
     assert apart.compute == whole.compute
@@ -121,7 +121,7 @@ def test_a_step_is_as_slow_as_the_slower_of_device_and_host() -> None:
     )
     assert short.overhead > short.compute, "launches take longer than so few tokens"
     assert long.overhead == 0
-    fused = step_time(Work(shape, 256, 8, compiled=True), H200, Mesh(1, 1, 1, 1))
+    fused = step_time(Work(shape, 256, 8, is_compiled=True), H200, Mesh(1, 1, 1, 1))
     assert fused.total < short.total / 2
 
 

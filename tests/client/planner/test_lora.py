@@ -95,7 +95,7 @@ def test_adapters_of_experts_are_counted_and_divided() -> None:
     adapters = [Lora(64, 64.0, targets=targets) for targets in (("q_proj",), STACKED_EXPERTS)]
     times = [
         slot_time(
-            replace(work, lora=one), machine, Mesh(1, 1, 8, ep=4), Coefficients.fitted(machine)
+            replace(work, lora=one), machine, Mesh(1, 1, 8, ep=4), Coefficients.for_machine(machine)
         ).total
         for one in adapters
     ]

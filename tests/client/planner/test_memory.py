@@ -10,7 +10,7 @@ import pytest
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, named_shape
 from smtrain.client.planner.memory import (
-    KEPT_BY,
+    TENSORS_SAVED_BY,
     checkpoint_bytes,
     core_memory,
     host_memory,
@@ -145,7 +145,7 @@ def test_what_an_activation_keeps_is_what_torch_saves_of_it(name: str) -> None:
     places = {
         tensor.untyped_storage().data_ptr() for tensor in saved if tensor.numel() == inner.numel()
     }
-    assert KEPT_BY.get(name, 1) == len(places - {output.untyped_storage().data_ptr()})
+    assert TENSORS_SAVED_BY.get(name, 1) == len(places - {output.untyped_storage().data_ptr()})
 
 
 @pytest.mark.full  # the gate's combinations have the same moments with one piece
@@ -201,7 +201,7 @@ def test_every_layer_keeps_the_mask_of_packed_rows_but_on_gpus() -> None:
     for name, masks in (("ml.trn2.48xlarge", 1), ("ml.p5.48xlarge", 0)):
         machine, mesh = Machine.of(name, 1), Mesh(1, 1, 8, 2)
         packed, plain = (
-            core_memory(Work(shape, 4096, 16, apart=apart), machine, mesh, 0)
+            core_memory(Work(shape, 4096, 16, separates_documents=apart), machine, mesh, 0)
             for apart in (True, False)
         )
         assert packed.activations - plain.activations == pytest.approx(

@@ -131,7 +131,7 @@ def test_a_probed_machine_of_neuron_cores_is_planned_as_one() -> None:
     assert plan.fits
     assert warned(plan, "the first step compiles")
     assert not warned(plan, "the share of peak"), "its peak was measured"
-    machine = Machine.described("box", 1, smtrain.load_config(given, target="aws").machines["box"])
+    machine = Machine.from_entry("box", 1, smtrain.load_config(given, target="aws").machines["box"])
     known = replace(machine, type=TRN2, core_flops=166.75e12)
     assert machine.neuron
     assert known.neuron
@@ -216,7 +216,10 @@ def test_scores_are_counted_layer_by_layer() -> None:
     machine, s, heads = Machine.of(TRN2, 1), 4096, 8
     for recompute, layers in (("none", 32), ("full", 1)):
         mesh = Mesh(4, 1, 16, 1, recompute, True)  # type: ignore[arg-type]
-        works = [Work(shape, s, 64, fused_attention=fused, apart=True) for fused in (True, False)]
+        works = [
+            Work(shape, s, 64, fused_attention=fused, separates_documents=True)
+            for fused in (True, False)
+        ]
         held = [core_memory(work, machine, mesh, 0).activations for work in works]
         if recompute == "none":  # torch's fused kernels keep their mask as numbers
             saved = [s * layers * saved_per_token(work, mesh) for work in works]
@@ -227,7 +230,9 @@ def test_scores_are_counted_layer_by_layer() -> None:
         else:
             assert held[1] > held[0] + heads * s * s
     mask = [
-        core_memory(Work(shape, s, 64, apart=apart), machine, Mesh(4, 1, 16), 0).buffers
+        core_memory(
+            Work(shape, s, 64, separates_documents=apart), machine, Mesh(4, 1, 16), 0
+        ).buffers
         for apart in (False, True)
     ]
     assert mask[1] - mask[0] == pytest.approx(s * s)

@@ -18,7 +18,7 @@ def adapted(name: str, quantize: bool) -> Work:
     shape = named_shape(name)
     assert shape is not None
     lora = Lora(16, 32.0, targets=linears(shape), quantize="nf4" if quantize else None)
-    return Work(shape, 4096, 8, varlen=True, compiled=True, lora=lora)
+    return Work(shape, 4096, 8, varlen=True, is_compiled=True, lora=lora)
 
 
 @pytest.mark.parametrize(("name", "card"), [("llama-3.1-8b", 24), ("qwen3-32b", 48)])

@@ -16,12 +16,12 @@ from smtrain.client.planner.machines import (
     Machine,
     Mesh,
     Work,
-    cut,
     mesh_faults,
     named_shape,
+    sizes_of_rank,
 )
 from smtrain.client.planner.memory import core_memory, worst_core
-from smtrain.client.planner.search import doubts, refusals, search
+from smtrain.client.planner.search import mesh_warnings, refusals, search
 from smtrain.client.planner.throughput import Coefficients, StageTimes, slot_time, step_time
 from smtrain.core.facts import table
 from smtrain.core.model.shape import ModelShape
@@ -134,7 +134,7 @@ def test_llama_3_70b_over_eight_cores_is_refused_with_the_shortfall() -> None:
 def test_llama_2_7b_at_tp_8_pp_4_is_unwise_by_its_factor() -> None:
     machine, mesh = Machine.of("ml.trn1.32xlarge", 32), Mesh(8, 4, 32, 1, "full", True)
     best = search(work("llama-2-7b"), [machine], recompute=("selective", "full"))[0]
-    (doubt,) = doubts(work("llama-2-7b"), machine, mesh, best)
+    (doubt,) = mesh_warnings(work("llama-2-7b"), machine, mesh, best)
     assert doubt.startswith("unwise: 1.")
     assert "times slower than tp 8 x pp 1" in doubt
 
@@ -157,10 +157,10 @@ def test_each_reason_against_a_mesh_is_named() -> None:
     few = replace(seven, global_batch=8)
     assert any(
         "the pipeline waits" in d
-        for d in doubts(few, machine, Mesh(8, 4, 4, 1, "full", True), None)
+        for d in mesh_warnings(few, machine, Mesh(8, 4, 4, 1, "full", True), None)
     )
     large = Machine.of("ml.trn1.32xlarge", 8)
-    across = doubts(work("llama-2-70b"), large, Mesh(64, 4, 1, 1, "full", True), None)
+    across = mesh_warnings(work("llama-2-70b"), large, Mesh(64, 4, 1, 1, "full", True), None)
     assert any("leaves the host, which has 32" in d for d in across)
 
 
@@ -168,8 +168,8 @@ def test_stages_that_cannot_be_even_leave_room_for_the_output_matrix() -> None:
     machine = Machine.of("ml.trn1.32xlarge", 1)
     shape = replace(cast(ModelShape, named_shape("llama-3-8b")), layers=30)
     job = Work(shape, seq_len=4096, global_batch=64)
-    mesh, k = Mesh(8, 4, 1, 1, "full", True), Coefficients.fitted(machine)
-    counts = StageTimes(job, machine, mesh, k).balanced(mesh.pp)[0]
+    mesh, k = Mesh(8, 4, 1, 1, "full", True), Coefficients.for_machine(machine)
+    counts = StageTimes(job, machine, mesh, k).balance_layers(mesh.pp)[0]
     assert (len(counts), sum(counts)) == (4, 30)
     assert counts[-1] < counts[-2] == max(counts), "the last stage also has the output matrix"
     uneven = replace(mesh, layers=counts)
@@ -202,7 +202,7 @@ def test_memory_counts_the_layers_that_a_stage_has() -> None:
     ]
     same = [core_memory(job, machine, replace(mesh, layers=(20,) * 4), s) for s in range(4)]
     assert same == [core_memory(job, machine, mesh, s) for s in range(4)]
-    layer = (same[1].weights - each[0] + cut(job.shape, 8).embed * 2) / 2
+    layer = (same[1].weights - each[0] + sizes_of_rank(job.shape, 8).embed * 2) / 2
     assert each[3] - same[3].weights == pytest.approx(2 * layer)
     assert worst_core(job, machine, replace(mesh, layers=(10, 40, 20, 10)))[0] == 1
     assert "adds up to 79 layers" in " ".join(

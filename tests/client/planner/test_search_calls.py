@@ -10,7 +10,7 @@ import pytest
 
 from smtrain.client.planner import needs, search
 from smtrain.client.planner.machines import Machine, Mesh, Work, named_shape
-from smtrain.client.planner.memory import core_memory, held_bytes, peak_moment, telling_stages
+from smtrain.client.planner.memory import core_memory, held_bytes, peak_moment, peak_stages
 from smtrain.client.planner.needs import CoreNeeds
 from smtrain.client.planner.throughput import StageTimes
 from smtrain.core.facts import trainium2
@@ -43,7 +43,9 @@ def test_a_search_times_each_distinct_stage_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(StageTimes, "_time", counted("stage", StageTimes._time))
     monkeypatch.setattr(StageTimes, "_layer", counted("layer", StageTimes._layer))
-    monkeypatch.setattr(StageTimes, "balanced", counted("pipeline", StageTimes.balanced))
+    monkeypatch.setattr(
+        StageTimes, "balance_layers", counted("pipeline", StageTimes.balance_layers)
+    )
     monkeypatch.setattr(needs, "peak_moment", counted("peak", peak_moment))
     monkeypatch.setattr(needs, "held_bytes", counted("held", held_bytes))
     monkeypatch.setattr(CoreNeeds, "worst", counted("worst", CoreNeeds.worst))
@@ -78,8 +80,8 @@ def test_bounds_of_memory_are_never_above_the_exact_bytes() -> None:
                 )
                 figures = CoreNeeds(work, machine)
                 bounds = (
-                    figures.least(mesh.tp, mesh.pp, mesh.ep, mesh.shards),
-                    figures.held(mesh.tp, mesh.pp, mesh.shards, mesh.ep, mesh.layers),
+                    figures.lower_bound(mesh.tp, mesh.pp, mesh.ep, mesh.shards),
+                    figures.held_bound(mesh.tp, mesh.pp, mesh.shards, mesh.ep, mesh.layers),
                 )
                 assert 0 < bounds[0] <= bounds[1] <= exact == figures.worst(mesh, exact)
 
@@ -97,6 +99,6 @@ def test_no_stage_needs_more_memory_than_those_that_tell(
     work, machine = Work(shape, 4096, global_batch), Machine.of("ml.p5.48xlarge", 9)
     mesh = Mesh(2, 9, 4, 2, "full", True, layers=layers)
     needs = [core_memory(work, machine, mesh, stage).total for stage in range(mesh.pp)]
-    telling = telling_stages(work, mesh)
+    telling = peak_stages(work, mesh)
     assert max(needs) == max(needs[stage] for stage in telling)
     assert len(telling) <= 5

@@ -173,7 +173,7 @@ def test_an_instance_without_an_accelerator_is_this_machine_too() -> None:
 @pytest.mark.slow
 def test_this_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    found = probing._measured(1, "fp32")
+    found = probing._measure(1, "fp32")
     assert isinstance(found, MachineEntry), found
     assert (found.kind, found.devices) == ("gpu" if machine.gpu_here() else "cpu", 1)
     assert found.tflops > 0.001

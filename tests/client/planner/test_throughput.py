@@ -7,38 +7,44 @@ from statistics import median
 
 import pytest
 
-from smtrain.client.planner.calibration import Left, fit, leave_one_out, published, residual
+from smtrain.client.planner.calibration import (
+    LeftOutRun,
+    fit,
+    leave_one_out,
+    published_runs,
+    residual,
+)
 from smtrain.client.planner.machines import Machine, Mesh, Work, named_shape
 from smtrain.client.planner.throughput import DENSE, step_time
 from smtrain.core.facts import table
 
 
 @pytest.fixture(scope="module")
-def left() -> list[Left]:
+def left() -> list[LeftOutRun]:
     return leave_one_out()
 
 
-def test_each_published_run_is_predicted_from_the_others(left: list[Left]) -> None:
+def test_each_published_run_is_predicted_from_the_others(left: list[LeftOutRun]) -> None:
     by_model = defaultdict(list)
     for one in left:
         by_model[one.run.model].append(abs(one.error))
     assert len(left) >= 45
     assert median(abs(one.error) for one in left) <= 0.06
     assert max(median(errors) for errors in by_model.values()) <= 0.13
-    assert sum(one.inside for one in left) >= 0.9 * len(left)
+    assert sum(one.is_inside for one in left) >= 0.9 * len(left)
 
 
 def test_a_model_nobody_published_is_predicted_from_the_other_models() -> None:
     left = leave_one_out(by="model")
     assert median(abs(one.error) for one in left) <= 0.08
-    assert sum(one.inside for one in left) >= 0.9 * len(left)
+    assert sum(one.is_inside for one in left) >= 0.9 * len(left)
 
 
 def test_the_shipped_coefficients_are_those_of_the_shipped_runs() -> None:
-    fitted, shipped = fit(published()), table("throughput")["coefficients"]
+    fitted, shipped = fit(published_runs()), table("throughput")["coefficients"]
     for name in DENSE:
         assert shipped[name] == pytest.approx(getattr(fitted, name), rel=0.01), name
-    assert shipped["residual"] == pytest.approx(residual(published(), fitted), rel=0.01)
+    assert shipped["residual"] == pytest.approx(residual(published_runs(), fitted), rel=0.01)
 
 
 def work(name: str, seq_len: int = 4096, batch: int = 1024, again: bool = True) -> Work:

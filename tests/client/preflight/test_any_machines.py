@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import smtrain
 from smtrain.client.backends.choose import backend_of
 from smtrain.client.launch.stages import Chain
-from smtrain.client.preflight.checks import look
+from smtrain.client.preflight.checks import run_checks
 from smtrain.core.facts import table
 from smtrain.core.facts.gpus import has_bf16
 from smtrain.stages import stages_of
@@ -71,7 +71,7 @@ def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
     try:
         config = smtrain.load_config(raw, target="aws")
         chain = Chain(config, backend_of(config))
-        report = look(chain, stages_of(config, "aws"), without=ASKING)
+        report = run_checks(chain, stages_of(config, "aws"), left_out=ASKING)
     except smtrain.ConfigError as error:
         return error.faults
     if kind in NEURON:

@@ -20,7 +20,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.checks import CHECKS, before, look
+from smtrain.client.preflight.checks import CHECKS, require_launchable, run_checks
 from smtrain.client.preflight.limits import violations
 from smtrain.core.botocore_models import isolated_session
 from smtrain.plane.client import ensure_running
@@ -133,7 +133,7 @@ def report(
     account = Account(str(config.compute.region), {**FINE, **given}, SageMakerBackend("local").s3)
     chain = Chain(config, account)
     without = [name for name in CHECKS if only and name != only]
-    return look(chain, [stage] if stage else stages_of(config), without)
+    return run_checks(chain, [stage] if stage else stages_of(config), without)
 
 
 def only_fault(found: smtrain.Report, check: str) -> str:
@@ -320,7 +320,7 @@ def test_what_may_not_be_read_is_a_warning_that_says_so_and_never_a_pass(
 ) -> None:
     config = load_config(with_(aws, "data", prepared="s3://elsewhere/data", path=None))
     account = Account("us-east-1", {"s3.Nothing": "AccessDenied"}, None)
-    found = look(Chain(config, account), stages_of(config))
+    found = run_checks(Chain(config, account), stages_of(config))
     denied = {f.check: f.text for f in found.warnings if "could not be checked" in f.text}
     assert set(denied) == {
         "role",
@@ -353,7 +353,9 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
             )
 
     config = load_config(aws)
-    found = look(Chain(config, Unplugged("aws", "us-east-1")), ["prepare"], without=["resume"])
+    found = run_checks(
+        Chain(config, Unplugged("aws", "us-east-1")), ["prepare"], left_out=["resume"]
+    )
     (told,) = [finding for finding in found.warnings if finding.check == "aws"]
     assert "AWS could not be reached" in told.text
     assert {"role", "permissions", "buckets", "quotas"} <= set(
@@ -522,7 +524,7 @@ def test_the_token_must_be_there_by_its_name(
 def test_the_70b_example_has_no_fault_of_its_own() -> None:
     config = load_config(Path(__file__).parents[3] / "examples/llama-2-70b-trn1.yaml")
     allowed = {"ecr.BatchGetImage": FINE["ecr.BatchGetImage"], "s3.Nothing": "AccessDenied"}
-    found = look(Chain(config, Account("us-west-2", allowed, None)), stages_of(config, "aws"))
+    found = run_checks(Chain(config, Account("us-west-2", allowed, None)), stages_of(config, "aws"))
     assert found.ok, str(found)
     assert "end of life" in next(f.text for f in found.warnings if f.check == "image")
 
@@ -879,7 +881,7 @@ def test_who_is_not_logged_in_is_told_to(aws: dict[str, Any]) -> None:
             return session.client(service)
 
     config = load_config(aws)
-    found = look(Chain(config, Nobody("aws", "us-east-1")), ["train"])
+    found = run_checks(Chain(config, Nobody("aws", "us-east-1")), ["train"])
     (told,) = [f for f in found.warnings if "no AWS credentials were found" in f.text]
     kept = set(told.text.partition(" could not")[0].split(", "))
     assert kept == {"role", "permissions", "buckets", "quotas", "resume", "image"}
@@ -894,14 +896,14 @@ def test_launch_on_aws_starts_nothing_while_a_fault_stands(aws: dict[str, Any]) 
     with pytest.raises(
         smtrain.JobError, match=r"role: there is no role training; (.|\n)*`--no-check`"
     ):
-        before(Chain(load_config(aws), account), ["prepare"], said.append)
+        require_launchable(Chain(load_config(aws), account), ["prepare"], said.append)
     assert not any("CreateTrainingJob" in name for name, _ in account.asked)
     fine = Account(
         "us-east-1",
         {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"},
         SageMakerBackend("local").s3,
     )
-    before(Chain(load_config(aws), fine), ["prepare"], said.append)
+    require_launchable(Chain(load_config(aws), fine), ["prepare"], said.append)
     doubtful = "warning: quotas: could not be checked: you may not service-quotas:ListServiceQuotas"
     assert any(line.startswith(doubtful) for line in said)
 

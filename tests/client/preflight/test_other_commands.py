@@ -11,7 +11,7 @@ from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.checks import CHECKS, look
+from smtrain.client.preflight.checks import CHECKS, run_checks
 from tests.client.preflight.account import Account, Answer
 from tests.client.preflight.test_check import ROLE, allowing, role
 
@@ -49,7 +49,7 @@ def found(
         {name.replace("_", "."): answer for name, answer in answers.items()},
         SageMakerBackend("local").s3,
     )
-    report = look(
+    report = run_checks(
         Chain(config, account, look=False),
         ["train"],
         [name for name in CHECKS if name != check],

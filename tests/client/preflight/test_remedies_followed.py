@@ -23,7 +23,7 @@ from smtrain.client import preflight
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.checks import CHECKS, look
+from smtrain.client.preflight.checks import CHECKS, run_checks
 from smtrain.stages import stages_of
 from tests.client.config.followed import OUT, WEIGHTS, Desk
 from tests.client.preflight import test_check as checked
@@ -58,7 +58,7 @@ class State:
             {**checked.FINE, **self.answers},
             SageMakerBackend("local").s3,
         )
-        report = look(
+        report = run_checks(
             Chain(config, account), stages_of(config), [name for name in CHECKS if name != check]
         )
         return report.sentences("fault")

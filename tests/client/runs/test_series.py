@@ -16,7 +16,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import with_models
-from smtrain.client.runs.series import expected, load_series, overview, run_series
+from smtrain.client.runs.series import load_series, overview, run_series, with_expected_exports
 from smtrain.stages import stages_of
 from testing.plane import plane
 from tests.client.jobs.test_parents import exported
@@ -49,7 +49,7 @@ def test_all_are_planned_and_expected_before_the_first_has_run(
     assert [link.start for link in links] == [first, "run://one", "run://two"]
     said = overview(links)
     assert [line.split()[0] for line in said.splitlines()[1:4]] == ["one", "two", "three"]
-    configs = expected(links)
+    configs = with_expected_exports(links)
     model = Chain(configs[0], SageMakerBackend("local"), look=False).base_name("export")
     assert f"/one/jobs/{model}/output/model/" in configs[1].model.path
     on_aws = load_series(
@@ -65,7 +65,7 @@ def test_all_are_planned_and_expected_before_the_first_has_run(
         **chain[2],
         "train": {**chain[2]["train"], "objective": "dpo", "dpo": {"reference": "run://two"}},
     }
-    reading = expected(load_series([*chain[:2], learning]))[2]
+    reading = with_expected_exports(load_series([*chain[:2], learning]))[2]
     assert reading.train.dpo is not None
     assert reading.train.dpo.reference == reading.model.path
     files = []
@@ -93,7 +93,7 @@ def test_a_run_after_one_that_extends_the_model_may_use_its_positions(
     one["model"] = {**one["model"], "rope": {"type": "yarn", "factor": 2}}
     links = load_series([one, two, three])
     assert [link.config.model.rope is None for link in links] == [False, True, True]
-    assert [config.train.seq_len for config in expected(links)] == [512] * 3
+    assert [config.train.seq_len for config in with_expected_exports(links)] == [512] * 3
 
 
 def test_an_order_that_cannot_run_is_refused_before_anything_starts(

@@ -74,7 +74,7 @@ def _types(backend: PaiBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
         return
     keys_by_type: dict[str, str] = {}
     for stage in stages:
-        on_cpus = not stage_named(stage).accelerated and section.cpu_ecs_spec
+        on_cpus = not stage_named(stage).on_accelerators and section.cpu_ecs_spec
         keys_by_type[str(section.cpu_ecs_spec if on_cpus else section.ecs_spec)] = (
             "cpu_ecs_spec" if on_cpus else "ecs_spec"
         )

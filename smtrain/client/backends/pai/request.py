@@ -142,7 +142,7 @@ def _resources(resources: PaiResources, processes: int) -> dict[str, str]:
 
 
 def _is_accelerated(request: Mapping[str, Any]) -> bool:
-    return stage_named(request["HyperParameters"]["stage"]).accelerated
+    return stage_named(request["HyperParameters"]["stage"]).on_accelerators
 
 
 def _command(request: Mapping[str, Any], pai: Pai) -> str:

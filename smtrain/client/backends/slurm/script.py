@@ -80,7 +80,7 @@ def exported_variables(cluster: Cluster) -> tuple[str, ...]:
 
 def define_bare(cluster: Cluster) -> str:
     """sh code that defines `bare COMMAND...`, which runs a command with only these variables."""
-    stays = "[!S]*|S[!B]*" if Exported.of(cluster.sbatch).everything else "''"
+    stays = "[!S]*|S[!B]*" if Exported.of(cluster.sbatch).all_variables else "''"
     return f"""keep={" ".join(exported_variables(cluster))!r}
 bare() (
   for n in $(awk 'BEGIN {{ for (n in ENVIRON) if (n ~ /^[A-Za-z_][A-Za-z0-9_]*$/) print n }}'); do
@@ -164,7 +164,7 @@ def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
 
 def on_cpus(stage: str) -> bool:
     """True for a stage that needs no accelerator."""
-    return not stage_named(stage).accelerated
+    return not stage_named(stage).on_accelerators
 
 
 def node_options(stage: str, cluster: Cluster) -> list[str]:
@@ -183,7 +183,7 @@ def node_options(stage: str, cluster: Cluster) -> list[str]:
     }
     user_options = [option for option in options_of(cluster.sbatch) if not is_export(option)]
     part = list(options_of(cluster.cpu_sbatch)) if on_cpus(stage) else []
-    exports_all = Exported.of(cluster.sbatch).everything
+    exports_all = Exported.of(cluster.sbatch).all_variables
     return [
         f"--export={'ALL' if exports_all else ','.join(exported_variables(cluster))}",  # a launch sends only these
         *([] if part else ["--exclusive"]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from smtrain.client.config.checks.data import data_faults, path_faults, prepared_faults, task_faults
 from smtrain.client.config.checks.machines import MESH, machine_faults
-from smtrain.client.config.checks.rule import Fault, broken
+from smtrain.client.config.checks.rule import Fault, rule_faults
 from smtrain.client.config.checks.train import TRAIN, engine_faults, validation_faults
 from smtrain.client.config.checks.weights import folder_faults, weights_faults
 from smtrain.core.config.schema import JobConfig
@@ -17,7 +17,7 @@ from smtrain.core.targets import TARGETS
 
 def combination_faults(config: JobConfig) -> Iterator[Fault]:
     """Combinations of keys that cannot run; no file is read."""
-    yield from broken((*MESH, *TRAIN), config)
+    yield from rule_faults((*MESH, *TRAIN), config)
     yield from data_faults(config)
     yield from weights_faults(config)
     yield from machine_faults(config)

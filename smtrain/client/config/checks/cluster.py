@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
 from smtrain.client.config.checks.uris import uris_of
 from smtrain.client.config.slurm_options import option_faults
 from smtrain.core.config.schema import JobConfig
@@ -58,20 +58,20 @@ def least_time(config: JobConfig) -> int:
 def section_faults(config: JobConfig) -> Iterator[Fault]:
     """Faults of a config for a Slurm cluster."""
     cluster = config.cluster
-    yield from broken(CLUSTER, config)
+    yield from rule_faults(CLUSTER, config)
     for key, program in (("sbatch", "sbatch"), ("cpu_sbatch", "sbatch"), ("srun", "srun")):
         for fault in option_faults(getattr(cluster, key), program):
             yield {f"cluster.{key}"}, f"cluster.{key}: {fault}"
     if cluster.setup and (error := syntax_error("\n".join(cluster.setup))):
         yield {"cluster.setup"}, f"cluster.setup: bash cannot read it ({error}); correct the line"
-    limit, least = cluster.time or config.compute.max_run, least_time(config)
-    if limit < least:
+    limit, least_limit = cluster.time or config.compute.max_run, least_time(config)
+    if limit < least_limit:
         key = "cluster.time" if cluster.time else "compute.max_run"
         yield (
             {key, "cluster.save_before"},
             (
                 f"{key}: {limit} s leaves no time to train: cluster.save_before takes"
-                f" {cluster.save_before} s of it, and Slurm up to a minute more; at least {least} s"
+                f" {cluster.save_before} s of it, and Slurm up to a minute more; at least {least_limit} s"
                 " would do"
             ),
         )

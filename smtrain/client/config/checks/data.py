@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
 from smtrain.client.config.yaml_file import read_settings
 from smtrain.core.benchmarks import benchmarks_in, code_fault, forms_of, shots_fault, tasks_of
 from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS
@@ -27,7 +27,7 @@ from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.yaml_text import YamlError, parse
 
 
-def _weighted(config: JobConfig) -> int:
+def _weighted_count(config: JobConfig) -> int:
     """Number of sources with a weight."""
     return sum(source.weight is not None for source in config.data.sources)
 
@@ -40,9 +40,9 @@ SOURCES = (
     ),
     Rule(
         "data.sources",
-        lambda c: _weighted(c) not in (0, len(c.data.sources)),
+        lambda c: _weighted_count(c) not in (0, len(c.data.sources)),
         lambda c: (
-            f"data.sources: {_weighted(c)} of {len(c.data.sources)} sources have a weight; give one"
+            f"data.sources: {_weighted_count(c)} of {len(c.data.sources)} sources have a weight; give one"
             " to every source, or to none"
         ),
     ),
@@ -139,8 +139,8 @@ def _for_text(key: str, verb: str) -> Callable[[JobConfig], str]:
 
 
 PRETRAIN_ONLY = tuple(
-    Rule(f"{key} train.objective", asked, _for_text(key, verb))
-    for key, verb, asked in (
+    Rule(f"{key} train.objective", is_requested, _for_text(key, verb))
+    for key, verb, is_requested in (
         (
             "data.document_mask",
             "is",
@@ -198,7 +198,7 @@ PHONES = Rule(
 
 def data_faults(config: JobConfig) -> Iterator[Fault]:
     """Sources that cannot be mixed, and options that the objective cannot use."""
-    yield from broken(SOURCES, config)
+    yield from rule_faults(SOURCES, config)
     key, store = config.data.text_key, object_store(config.target)
     for path in (
         source.path for source in config.data.all_sources if source.path.startswith(store)
@@ -212,7 +212,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
                 ),
             )
     yield from text_faults(config)
-    yield from broken((TEMPLATE,), config)
+    yield from rule_faults((TEMPLATE,), config)
     if (
         TARGETS[config.target].here and config.local.run_in == "sandbox"
     ):  # the job runs with this machine's packages
@@ -227,20 +227,26 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
 
 def text_faults(config: JobConfig) -> Iterator[Fault]:
     """Options that the objective or the format of the text cannot use."""
-    yield from broken(
+    yield from rule_faults(
         (*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config
     )
-    yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config)
+    yield from rule_faults(
+        (*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config
+    )
 
 
 def path_faults(config: JobConfig) -> Iterator[Fault]:
     """Text missing from this machine, and URIs of schemes that cannot be read."""
     key, store = config.data.text_key, object_store(config.target)
-    known = ("hf://", "demo://", *readable_schemes(config.target, with_mounts=True))
+    known_prefixes = ("hf://", "demo://", *readable_schemes(config.target, with_mounts=True))
     for path in (source.path for source in config.data.all_sources):
-        if hint := spelling_fault(path, known, data=True) if not path.startswith(known) else None:
+        if (
+            hint := spelling_fault(path, known_prefixes, data=True)
+            if not path.startswith(known_prefixes)
+            else None
+        ):
             yield {key}, f"{key}: {hint}"
-        elif "://" in path and not path.startswith(known):
+        elif "://" in path and not path.startswith(known_prefixes):
             yield {key}, f"{key}: {path} is not {_words(config.target, 'hf://')}"
         elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
             remedy = f"{near_path(path)}give a file, a folder, a glob or {A_URI[store]}"
@@ -250,7 +256,9 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
 
 def _words(target: str, *hub: str) -> str:
     """The kinds of places for text, in the words of a sentence."""
-    schemes = [one for one in readable_schemes(target, with_mounts=True) if one != "file://"]
+    schemes = [
+        scheme for scheme in readable_schemes(target, with_mounts=True) if scheme != "file://"
+    ]
     return f"a path, {', '.join([schemes[0], *hub, *schemes[1:]])} or demo://"
 
 
@@ -259,11 +267,15 @@ def _other_path_faults(config: JobConfig) -> Iterator[Fault]:
     store = object_store(config.target)
     for key, channel, path in other_inputs(config):
         hub = ("hf://",) if channel == TESTS_CHANNEL else ()
-        known = (*hub, "demo://", *readable_schemes(config.target, with_mounts=True))
-        if hint := spelling_fault(path, known) if not path.startswith(known) else None:
+        known_prefixes = (*hub, "demo://", *readable_schemes(config.target, with_mounts=True))
+        if (
+            hint := spelling_fault(path, known_prefixes)
+            if not path.startswith(known_prefixes)
+            else None
+        ):
             yield {key}, f"{key}: {hint}"
             continue
-        if "://" in path and not path.startswith(known):
+        if "://" in path and not path.startswith(known_prefixes):
             yield {key}, f"{key}: {path} is not {_words(config.target, *hub)}"
         if path.startswith(store) and ("*" in path or "?" in path):
             yield (
@@ -282,24 +294,24 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     """A folder of this machine without a prepared dataset, and URIs of schemes that cannot be
     read.
     """
-    prepared, store = config.data.prepared, object_store(config.target)
-    known = readable_schemes(config.target, with_mounts=True)
-    if prepared is None or prepared.startswith(known):
+    folder, store = config.data.prepared, object_store(config.target)
+    known_prefixes = readable_schemes(config.target, with_mounts=True)
+    if folder is None or folder.startswith(known_prefixes):
         return
-    if hint := spelling_fault(prepared, known):
+    if hint := spelling_fault(folder, known_prefixes):
         yield {"data.prepared"}, f"data.prepared: {hint}"
-    elif "://" in prepared:
-        yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or {A_URI[store]}"
-    elif not (Path(prepared) / "manifest.json").is_file():
+    elif "://" in folder:
+        yield {"data.prepared"}, f"data.prepared: {folder} is not a folder or {A_URI[store]}"
+    elif not (Path(folder) / "manifest.json").is_file():
         fault = (
-            f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data"
+            f"data.prepared: {folder} holds no manifest.json; give a folder that `smtrain data"
             f" prepare` or stage prepare wrote, or its {store} URI"
         )
         yield {"data.prepared"}, Sentence(fault, "data.not_found")
 
 
 def tokenizer_faults(
-    config: JobConfig, folder: Path, described: Mapping[str, Any]
+    config: JobConfig, folder: Path, hf_config: Mapping[str, Any]
 ) -> Iterator[Fault]:
     """A tokenizer in the model's folder that cannot write conversations, or that ends texts by an
     unknown id.
@@ -321,7 +333,7 @@ def tokenizer_faults(
                 " (docs/sft.md has one)"
             ),
         )
-    if fault := end_fault(folder, described):
+    if fault := end_fault(folder, hf_config):
         yield {"model.path"}, f"model.path: {folder}: {fault}"
 
 
@@ -359,8 +371,8 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
         )
         yield {"evaluate.data"}, Sentence(f"evaluate.data: {fault}", "data.not_found")
         return
-    own = tasks_in(folder)
-    if not own and not any(folder.rglob("*.yaml")):
+    local_tasks = tasks_in(folder)
+    if not local_tasks and not any(folder.rglob("*.yaml")):
         yield (
             {"evaluate.data"},
             (
@@ -369,7 +381,7 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
             ),
         )
     for name in config.evaluate.tasks:
-        for file in _files(own.get(name, {})):
+        for file in _files(local_tasks.get(name, {})):
             if "://" not in file and not glob.has_magic(file) and not (folder / file).exists():
                 fault = (
                     f"evaluate.data: the task {name} reads {folder / file}, which does not exist;"
@@ -433,7 +445,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _files(task: dict[str, Any]) -> Iterator[str]:
     options = task.get("dataset_kwargs")
     files = options.get("data_files") if isinstance(options, dict) else None
-    for some in files.values() if isinstance(files, dict) else [files]:
+    for entries in files.values() if isinstance(files, dict) else [files]:
         yield from (
-            file for file in (some if isinstance(some, list) else [some]) if isinstance(file, str)
+            file
+            for file in (entries if isinstance(entries, list) else [entries])
+            if isinstance(file, str)
         )

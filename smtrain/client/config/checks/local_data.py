@@ -26,7 +26,7 @@ from smtrain.core.protocol.prepared import manifest_damage
 _HEAD = 1 << 16
 
 
-def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> Iterator[Fault]:
+def local_data_faults(config: JobConfig, hf_config: dict[str, Any] | None) -> Iterator[Fault]:
     """Faults of the local files that `data` names; `described` is the model's config.json, if it is
     on this machine.
 
@@ -34,7 +34,7 @@ def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> It
     """
     if config.data.prepared is not None:
         if "://" not in config.data.prepared:
-            yield from _prepared_faults(config, Path(config.data.prepared), described)
+            yield from _prepared_faults(config, Path(config.data.prepared), hf_config)
         return
     for source in config.data.all_sources:
         if "://" not in source.path:
@@ -45,27 +45,27 @@ def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> It
             yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, path))
 
 
-def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
+def _text_faults(config: JobConfig, pattern: str) -> Iterator[str]:
     form = "auto" if config.data.format in ("alpaca", "messages") else config.data.format
-    path = Path(given)
+    path = Path(pattern)
     if path.is_dir():
         choice, _ = choose_in(path, form)
         if not choice.read:
-            why = "; ".join(choice.sentences()) or "it is empty"
+            reasons = "; ".join(choice.sentences()) or "it is empty"
             remedy = unread_remedy(path, config.data.encoding)
-            yield f"{path} holds no file of text that can be read ({why}); {remedy}"
-        files = [(path / name, known) for name, known in choice.read]
+            yield f"{path} holds no file of text that can be read ({reasons}); {remedy}"
+        files = [(path / name, file_form) for name, file_form in choice.read]
     else:
-        found = [path] if path.is_file() else matches(given)
+        text_files = [path] if path.is_file() else matches(pattern)
         files = [
             (file, form if form != "auto" else kind(file.name) or "text")
-            for file in found
+            for file in text_files
             if file.is_file()
         ]
         if not files:
-            yield f"no file matches {given}; correct the pattern"
+            yield f"no file matches {pattern}; correct the pattern"
         elif lone := next(
-            (f for f, known in files if known == "megatron" and not _is_pair(f)), None
+            (f for f, file_form in files if file_form == "megatron" and not _is_pair(f)), None
         ):
             yield (
                 f"{lone} is half of an indexed dataset, and {lone.parent} holds no"
@@ -73,22 +73,22 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
                 " there too"
             )
         elif not any(file.stat().st_size for file, _ in files):
-            yield f"{given} is empty; give a file with text"
+            yield f"{pattern} is empty; give a file with text"
     for file, _ in files:
         if compression(file.name) and (fault := compressed_fault(file.name, _head(file, HEAD))):
             yield f"{file} {fault}"
     binary = [
         file
-        for file, known in files
-        if known in ("jsonl", "text")
+        for file, file_form in files
+        if file_form in ("jsonl", "text")
         and not compression(file.name)
         and _binary(file, config.data.encoding)
     ]
     if binary and (config.data.max_bad == 0 or len(binary) == len(files)):
-        more = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
-        named = config.data.encoding or "UTF-8"
+        more_words = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
+        encoding = config.data.encoding or "UTF-8"
         remedy = encoding_remedy(_head(binary[0]), binary[0])
-        yield f"{binary[0]}{more} is not text in {named}; {remedy}"
+        yield f"{binary[0]}{more_words} is not text in {encoding}; {remedy}"
 
 
 def unread_remedy(folder: Path, encoding: str | None) -> str:
@@ -101,8 +101,8 @@ def unread_remedy(folder: Path, encoding: str | None) -> str:
 
 
 def _head(file: Path, size: int = _HEAD) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(size)
+    with file.open("rb") as stream:
+        return stream.read(size)
 
 
 def _is_pair(file: Path) -> bool:
@@ -114,8 +114,8 @@ def _binary(file: Path, encoding: str | None = None) -> bool:
     mark).
     """
     head = _head(file)
-    marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if encoding or marked:
+    has_byte_order_mark = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if encoding or has_byte_order_mark:
         try:
             text = codecs.getincrementaldecoder(encoding or encoding_like(head))().decode(head)
         except UnicodeError:
@@ -133,7 +133,7 @@ def _binary(file: Path, encoding: str | None = None) -> bool:
 
 
 def _prepared_faults(
-    config: JobConfig, folder: Path, described: dict[str, Any] | None
+    config: JobConfig, folder: Path, hf_config: dict[str, Any] | None
 ) -> Iterator[Fault]:
     try:
         manifest = read_object(folder / "manifest.json")
@@ -163,7 +163,7 @@ def _prepared_faults(
     tokenizer = (
         Path(config.model.path) / "tokenizer.json" if "://" not in config.model.path else None
     )
-    for fault in mismatches(config, manifest, described, tokenizer):
+    for fault in mismatches(config, manifest, hf_config, tokenizer):
         yield {"data.prepared"}, f"data.prepared: {folder}: {fault}; prepare the text again"
     files = manifest.get("files")
     for name, row in files.items() if isinstance(files, dict) else ():
@@ -179,7 +179,7 @@ def _prepared_faults(
 def mismatches(
     config: JobConfig,
     manifest: dict[str, Any],
-    described: dict[str, Any] | None,
+    hf_config: dict[str, Any] | None,
     tokenizer: Path | None,
 ) -> Iterator[str]:
     """Differences between a prepared dataset and the config, model or tokenizer."""
@@ -198,23 +198,23 @@ def mismatches(
         yield "the data does not hold one whole sample"
     from smtrain.core.model.hf_tokenizer import vocabulary_of
 
-    vocabulary = vocabulary_of(described or {})
+    vocabulary = vocabulary_of(hf_config or {})
     end = manifest.get("eos_id")
     ids = max(manifest.get("vocab_size", 0), -1 if end is None else end + 1)
-    known = manifest.get("model_vocab_size")
+    prepared_size = manifest.get("model_vocab_size")
     if vocabulary is not None and ids > vocabulary:
         yield f"the data has token ids up to {ids - 1}, and the model's vocabulary is {vocabulary}"
-    elif None not in (vocabulary, known) and known != vocabulary:
+    elif None not in (vocabulary, prepared_size) and prepared_size != vocabulary:
         yield (
-            f"the data was prepared for a model of vocab_size {known}, and the model's is"
+            f"the data was prepared for a model of vocab_size {prepared_size}, and the model's is"
             f" {vocabulary}"
         )
-    wanted = manifest.get("tokenizer_sha256")
-    here = tokenizer is not None and tokenizer.is_file()
+    tokenizer_hash = manifest.get("tokenizer_sha256")
+    is_local = tokenizer is not None and tokenizer.is_file()
     if (
         tokenizer
-        and here
-        and wanted
-        and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted
+        and is_local
+        and tokenizer_hash
+        and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != tokenizer_hash
     ):
         yield "the data was prepared with another tokenizer than the model's"

@@ -9,7 +9,7 @@ from math import gcd
 
 from smtrain.client.config.checks.mesh import BATCH, given_batch, would_do
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
 from smtrain.client.config.checks.uris import uris_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.track import MLFLOW_ARN
@@ -55,10 +55,10 @@ def _mesh(config: JobConfig) -> int:
 
 def _processes(config: JobConfig) -> str:
     """The training processes of a job, and how their number comes about."""
-    count, each = config.compute.instance_count, config.processes_per_instance
+    count, per_machine = config.compute.instance_count, config.processes_per_instance
     machines = "1 machine" if count == 1 else f"{count} machines"
     return (
-        f"{machines} x {each} {'process' if each == 1 else 'processes'} = {config.world_size}"
+        f"{machines} x {per_machine} {'process' if per_machine == 1 else 'processes'} = {config.world_size}"
         " in all"
     )
 
@@ -66,9 +66,11 @@ def _processes(config: JobConfig) -> str:
 def _wrong_dp(config: JobConfig) -> str:
     mesh, world = _mesh(config), config.world_size
     long = config.parallel.cp > 1
-    others = "tp, pp, cp" if long else "tp, pp"
+    other_degrees = "tp, pp, cp" if long else "tp, pp"
     remedy = (
-        _spread(config, {}, world // mesh) if world % mesh == 0 else f"change {others} or compute"
+        _spread(config, {}, world // mesh)
+        if world % mesh == 0
+        else f"change {other_degrees} or compute"
     )
     if way := _on_torus(config):
         tp, pp = way
@@ -133,8 +135,8 @@ def _parts(config: JobConfig) -> int:
 def _wrong_batch(config: JobConfig) -> str:
     batch, micro = config.train.global_batch_size, config.parallel.micro_batch_size
     per_slot = config.dp * micro
-    below = batch // per_slot * per_slot
-    options = " or ".join(str(n) for n in (below, below + per_slot) if n)
+    previous_multiple = batch // per_slot * per_slot
+    options = " or ".join(str(n) for n in (previous_multiple, previous_multiple + per_slot) if n)
     return (
         f"train.global_batch_size: {batch} is not a multiple of dp x micro_batch_size = {config.dp}"
         f" x {micro}; {options} would do"
@@ -322,7 +324,7 @@ COMPUTE = (
 
 def machine_faults(config: JobConfig) -> Iterator[Fault]:
     """Machines, network and names that cannot be used together."""
-    yield from broken(COMPUTE, config)
+    yield from rule_faults(COMPUTE, config)
     yield from _name_faults(config)
     if TARGETS[config.target].rented:
         compute = config.compute
@@ -401,11 +403,11 @@ def _own_machine_fault(config: JobConfig) -> str | None:
         return _unknown_type(name)
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
-    own = TARGETS[config.target].own_machines or TARGETS[config.target].here
+    can_describe = TARGETS[config.target].own_machines or TARGETS[config.target].here
     if config.own_machine is None:
-        described = f", or describe {name} under machines" if own else ""
-        return f"{name} is no instance type; take one, such as ml.p5.48xlarge{described}"
-    if own:
+        describe_hint = f", or describe {name} under machines" if can_describe else ""
+        return f"{name} is no instance type; take one, such as ml.p5.48xlarge{describe_hint}"
+    if can_describe:
         return None
     return (
         f"{name} is a machine of yours, and AWS has no such type; name an instance type, or run on"
@@ -420,12 +422,14 @@ def _unknown_type(kind: str) -> str:
     """
     instances = table("instances")
     sizes = (
-        f"ml.{family}.{size}" for family, each in instances["cpu_sizes"].items() for size in each
+        f"ml.{family}.{size}"
+        for family, sizes_of_family in instances["cpu_sizes"].items()
+        for size in sizes_of_family
     )
-    near = nearest(kind, [*instances["instances"], *sizes], cutoff=0.0)
+    suggestion = nearest(kind, [*instances["instances"], *sizes], cutoff=0.0)
     return (
-        f"{kind} is no instance type that smtrain knows (did you mean {near}?), so the number of"
-        f" its devices is unknown; take {near}, or describe {kind} under machines"
+        f"{kind} is no instance type that smtrain knows (did you mean {suggestion}?), so the number of"
+        f" its devices is unknown; take {suggestion}, or describe {kind} under machines"
     )
 
 
@@ -433,22 +437,24 @@ def trainium2_instead(config: JobConfig) -> str:
     """The keys to set for SageMaker's Trainium2 machines, with the planner's mesh if the given one
     does not fit.
     """
-    other = config.model_copy(
+    trainium2_config = config.model_copy(
         update={"compute": config.compute.model_copy(update={"instance_type": TRAINIUM2})}
     )
-    parallel, chip = other.parallel, torus_chip(TRAINIUM2, other.lnc) or 1
-    kept = "parallel" not in config.model_fields_set or (
-        mesh_fits(other)
-        and other.train.global_batch_size % (other.dp * parallel.micro_batch_size) == 0
+    parallel, chip = trainium2_config.parallel, torus_chip(TRAINIUM2, trainium2_config.lnc) or 1
+    keeps_mesh = "parallel" not in config.model_fields_set or (
+        mesh_fits(trainium2_config)
+        and trainium2_config.train.global_batch_size
+        % (trainium2_config.dp * parallel.micro_batch_size)
+        == 0
         and not first_group_off_torus(
             parallel.tp,
             parallel.pp,
-            other.dp,
-            other.processes_per_instance,
+            trainium2_config.dp,
+            trainium2_config.processes_per_instance,
             chip,
             pairs_of(parallel.pp, tied=True),
             parallel.cp,
             parallel.ep,
         )
     )
-    return f"set compute.instance_type: {TRAINIUM2}" + ("" if kept else " and parallel: auto")
+    return f"set compute.instance_type: {TRAINIUM2}" + ("" if keeps_mesh else " and parallel: auto")

@@ -23,20 +23,22 @@ def mesh_instead(
     As few degrees as possible change, and the batch only if no mesh divides the given one.
     `faults_of` finds the other faults of a config.
     """
-    accepted = set(faults_of(config))
+    current_faults = set(faults_of(config))
     nearest = sorted(_candidates(config, shape), key=lambda values: _distance(config, values))
     for values in nearest:
-        other = _with(config, values)
-        torn = not TARGETS[config.target].here and unconnected_group(other, tied=shape.tied)
-        if not torn and accepted.issuperset(faults_of(other)):
+        candidate = _with(config, values)
+        is_unconnected = not TARGETS[config.target].here and unconnected_group(
+            candidate, tied=shape.tied
+        )
+        if not is_unconnected and current_faults.issuperset(faults_of(candidate)):
             return would_do(_changes(config, values))
     return would_do(_changes(config, nearest[0]))  # the other faults name their own remedies
 
 
 def would_do(values: Mapping[str, int]) -> str:
     """The clause of a remedy that names values, such as `tp = 2 and dp = 4 would do`."""
-    *most, last = (f"{name} = {value}" for name, value in values.items())
-    return f"{', '.join(most)} and {last} would do" if most else f"{last} would do"
+    *first_values, last = (f"{name} = {value}" for name, value in values.items())
+    return f"{', '.join(first_values)} and {last} would do" if first_values else f"{last} would do"
 
 
 def _candidates(config: JobConfig, shape: ModelShape) -> Iterator[dict[str, int]]:
@@ -47,8 +49,8 @@ def _candidates(config: JobConfig, shape: ModelShape) -> Iterator[dict[str, int]
     for tp in _divisors(world):
         for pp in _divisors(world // tp):
             for cp in sorted({1, config.parallel.cp}):
-                dp, rest = divmod(world, tp * pp * cp)
-                if rest:
+                dp, remainder = divmod(world, tp * pp * cp)
+                if remainder:
                     continue
                 unit = dp * config.parallel.micro_batch_size
                 for ep in _divisors(dp * cp):
@@ -69,10 +71,12 @@ def _divisors(number: int) -> list[int]:
 
 def _changes(config: JobConfig, values: dict[str, int]) -> dict[str, int]:
     """The values that differ from the config's; dp and the batch count only if they are given."""
-    given = {degree: getattr(config.parallel, degree) for degree in _DEGREES} | {
+    config_values = {degree: getattr(config.parallel, degree) for degree in _DEGREES} | {
         BATCH: given_batch(config)
     }
-    return {name: value for name, value in values.items() if given[name] not in (value, None)}
+    return {
+        name: value for name, value in values.items() if config_values[name] not in (value, None)
+    }
 
 
 def given_batch(config: JobConfig) -> int | None:
@@ -117,7 +121,7 @@ def unconnected_group(config: JobConfig, *, tied: bool) -> Group | None:
     if chip is None or config.own_machine is not None:
         return None
     ep = 1 if config.shards % parallel.ep else parallel.ep
-    pairs, each = pairs_of(parallel.pp, tied=tied), config.processes_per_instance
+    pairs, cores = pairs_of(parallel.pp, tied=tied), config.processes_per_instance
     return first_group_off_torus(
-        parallel.tp, parallel.pp, config.dp, each, chip, pairs, parallel.cp, ep
+        parallel.tp, parallel.pp, config.dp, cores, chip, pairs, parallel.cp, ep
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
 from smtrain.core.config.pai import INPUTS, is_bucket
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.shell import syntax_error
@@ -178,15 +178,15 @@ PAI = (
 
 def section_faults(config: JobConfig) -> Iterator[Fault]:
     """Faults of a config for PAI-DLC."""
-    yield from broken(PAI, config)
+    yield from rule_faults(PAI, config)
     if config.pai.command and (error := syntax_error(config.pai.command)):
         yield {"pai.command"}, f"pai.command: bash cannot read it ({error}); correct the line"
-    taken = {config.pai.mount: "pai.mount", INPUTS: "the mounts of other buckets"}
+    owners = {config.pai.mount: "pai.mount", INPUTS: "the mounts of other buckets"}
     for number, mount in enumerate(config.pai.data):
         key = f"pai.data.{number}"
         if (mount.uri is None) == (mount.dataset is None):
             yield {"pai.data"}, f"{key}: must name one of uri and dataset; leave the other out"
-        for path, owner in taken.items():
+        for path, owner in owners.items():
             if (
                 path == mount.path
                 or path.startswith(f"{mount.path}/")
@@ -199,7 +199,7 @@ def section_faults(config: JobConfig) -> Iterator[Fault]:
                         f" separate folder, such as /mnt/data{number}"
                     ),
                 )
-        taken[mount.path] = key
+        owners[mount.path] = key
 
 
 def _gpus(config: JobConfig) -> int:

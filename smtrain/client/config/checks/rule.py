@@ -18,7 +18,7 @@ class ConfigRule(NamedTuple):
     keys: str
     """Keys that it reads, with blanks between: if one is wrong by itself, the rule is not applied.
     """
-    broken: Callable[[JobConfig], object]
+    is_broken: Callable[[JobConfig], object]
     """True, or anything that counts as true, if the config breaks it."""
     sentence: str | Callable[[JobConfig], str]
 
@@ -28,10 +28,10 @@ def all_set(*keys: str) -> Callable[[JobConfig], bool]:
     return lambda config: all(attrgetter(key)(config) for key in keys)
 
 
-def broken(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
+def rule_faults(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
     """The faults of the rules that a config breaks, in their order."""
     for rule in rules:
-        if rule.broken(config):
+        if rule.is_broken(config):
             yield (
                 set(rule.keys.split()),
                 (rule.sentence if isinstance(rule.sentence, str) else rule.sentence(config)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, broken
+from smtrain.client.config.checks.rule import Fault, rule_faults
 from smtrain.core.config.machine_defaults import kind_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import BatchRamp
@@ -32,7 +32,7 @@ def _growth(config: JobConfig) -> int:
     return config.train.global_batch_size - _ramp(config).start
 
 
-def _each(config: JobConfig) -> int:
+def _sequences_per_pass(config: JobConfig) -> int:
     """Sequences that all copies of the model take at a time."""
     return int(config.dp * config.parallel.micro_batch_size)
 
@@ -103,7 +103,7 @@ TRAIN = (
     ),
     Rule(
         "train.batch_ramp.increment parallel.dp parallel.micro_batch_size parallel.tp parallel.pp",
-        lambda c: c.train.batch_ramp and _ramp(c).increment % _each(c),
+        lambda c: c.train.batch_ramp and _ramp(c).increment % _sequences_per_pass(c),
         lambda c: (
             f"train.batch_ramp.increment: {_ramp(c).increment} is not a multiple of dp x"
             f" micro_batch_size = {c.dp} x {c.parallel.micro_batch_size}; take a multiple"
@@ -225,8 +225,8 @@ def _micro_batches(config: JobConfig) -> int:
 
 
 NATIVE = tuple(
-    Rule(f"{key} train.engine", asked, f"{key}: only engine nxd does this; leave it out")
-    for key, asked in {
+    Rule(f"{key} train.engine", is_requested, f"{key}: only engine nxd does this; leave it out")
+    for key, is_requested in {
         "parallel.zero1": lambda c: not c.parallel.zero1,
         "parallel.virtual_stages": lambda c: c.parallel.virtual_stages > 1,
         "train.stochastic_rounding": lambda c: c.train.stochastic_rounding,
@@ -373,7 +373,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"train.precision", "compute.instance_type"}, no_gpu_for_fp16(kind)
     if train.quantizes and train.engine == "native" and kind_of(config) == "neuron":
         yield {"train.adapter.quantize", "compute.instance_type"}, no_qlora(kind)
-    yield from broken(NATIVE if train.engine == "native" else NXD, config)
+    yield from rule_faults(NATIVE if train.engine == "native" else NXD, config)
 
 
 BEST = (
@@ -405,18 +405,18 @@ BEST = (
 
 def validation_faults(config: JobConfig) -> Iterator[Fault]:
     """Held-out text that cannot be chosen so, and what an engine or objective cannot do with it."""
-    yield from broken(BEST, config)
+    yield from rule_faults(BEST, config)
     held_out, data, train = config.train.validation, config.data, config.train
     if held_out is None:
         return
-    chosen = list(held_out.selection)
-    if len(chosen) > 1:
-        both = f"{_KEY}.{chosen[0]}, {_KEY}.{chosen[1]}"
+    held_out_keys = list(held_out.selection)
+    if len(held_out_keys) > 1:
+        two_keys = f"{_KEY}.{held_out_keys[0]}, {_KEY}.{held_out_keys[1]}"
         yield (
-            {f"{_KEY}.{key}" for key in chosen},
-            f"{both}: both say what is held out; leave one of them out",
+            {f"{_KEY}.{key}" for key in held_out_keys},
+            f"{two_keys}: both say what is held out; leave one of them out",
         )
-    if not chosen and not data.prepared:
+    if not held_out_keys and not data.prepared:
         yield (
             {_KEY, *(f"{_KEY}.{key}" for key in ("fraction", "path", "split"))},
             (
@@ -424,13 +424,13 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
                 " in a hundred) or path"
             ),
         )
-    if chosen and data.prepared:
+    if held_out_keys and data.prepared:
         yield (
-            {f"{_KEY}.{chosen[0]}", "data.prepared"},
+            {f"{_KEY}.{held_out_keys[0]}", "data.prepared"},
             (
-                f"{_KEY}.{chosen[0]}: text is held out when it is prepared, and data.prepared is"
-                f" prepared already; leave {chosen[0]} out; if it has no held-out part"
-                f" (manifest.json says so), first prepare it again with --validation-{chosen[0]}"
+                f"{_KEY}.{held_out_keys[0]}: text is held out when it is prepared, and data.prepared is"
+                f" prepared already; leave {held_out_keys[0]} out; if it has no held-out part"
+                f" (manifest.json says so), first prepare it again with --validation-{held_out_keys[0]}"
             ),
         )
     if held_out.split is not None and data.format != "megatron":

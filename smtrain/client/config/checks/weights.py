@@ -11,7 +11,7 @@ from smtrain.client.config.checks.data import tokenizer_faults
 from smtrain.client.config.checks.machines import MESH
 from smtrain.client.config.checks.mesh import mesh_instead
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, broken
+from smtrain.client.config.checks.rule import Fault, rule_faults
 from smtrain.client.config.checks.train import TRAIN, engine_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import RopeSection
@@ -158,17 +158,17 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
     """Weights that cannot be read, and options that cannot be combined with `model.weights` or a
     hub.
     """
-    yield from broken([PEFT], config)
+    yield from rule_faults([PEFT], config)
     yield from _rope_faults(config)
-    yield from broken([MEGATRON], config)
+    yield from rule_faults([MEGATRON], config)
     if config.model.weights is not None:
         yield from _place_faults(config, "model.weights", config.model.weights)
-        yield from broken(WEIGHTS, config)
+        yield from rule_faults(WEIGHTS, config)
     if config.train.preference and config.train.preference.folder:
         yield from _place_faults(
             config, "train.dpo.reference", config.train.preference.folder, ("demo://", RUN)
         )
-    yield from broken(HUB_RULES, config)
+    yield from rule_faults(HUB_RULES, config)
 
 
 _ROPE = {"model.rope", *(f"model.rope.{name}" for name in RopeSection.model_fields)}
@@ -191,34 +191,34 @@ def _rope_faults(config: JobConfig) -> Iterator[Fault]:
                 "model.rope.type: is missing, and other keys than theta need it; set it to yarn",
             )
         return
-    needed, optional = KINDS[rope.type]
-    if "factor" in needed and "factor" not in settings:
+    required_keys, optional = KINDS[rope.type]
+    if "factor" in required_keys and "factor" not in settings:
         words = "its type needs it; give the new longest sequence divided by that of the model"
         yield _ROPE, f"model.rope.factor: is missing, and {words}"
-    taken = {
+    known_keys = {
         "rope_type",
         "rope_theta",
-        *needed,
+        *required_keys,
         *optional,
         *({ORIGINAL} if rope.type == "linear" else ()),
     }
-    for key in sorted(settings - taken):
+    for key in sorted(settings - known_keys):
         yield _ROPE, f"model.rope.{key}: has no effect with type {rope.type}; leave it out"
     for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
-        if low in taken and (lower := getattr(rope, low) or 1) >= (
+        if low in known_keys and (lower := getattr(rope, low) or 1) >= (
             getattr(rope, high) or BORDERS[high]
         ):
             yield _ROPE, f"model.rope.{high}: must be above {low}, which is {lower:g}; raise it"
 
 
 def _place_faults(
-    config: JobConfig, key: str, path: str, more: tuple[str, ...] = ()
+    config: JobConfig, key: str, path: str, extra_schemes: tuple[str, ...] = ()
 ) -> Iterator[Fault]:
     """Weights of a key that are in no place that can be read; `more` are further schemes that it
     takes.
     """
-    store, schemes = object_store(config.target), (*more, *readable_schemes(config.target))
-    if hint := None if path.startswith(schemes) else spelling_fault(path, (store, *more)):
+    store, schemes = object_store(config.target), (*extra_schemes, *readable_schemes(config.target))
+    if hint := None if path.startswith(schemes) else spelling_fault(path, (store, *extra_schemes)):
         yield {key}, f"{key}: {hint}"
     elif path.startswith(RUN) and not RUN_NAME.fullmatch(path):
         yield {key}, f"{key}: {path} must look like run://NAME, the name of an earlier run"
@@ -244,7 +244,9 @@ def gated_faults(config: JobConfig) -> Iterator[Fault]:
     """
     if config.model.token or config.compute.environment.get("HF_ENDPOINT"):
         return
-    named = "a token kept in Secrets Manager or SSM must be named in model.token (docs/secrets.md)"
+    login_remedy = (
+        "a token kept in Secrets Manager or SSM must be named in model.token (docs/secrets.md)"
+    )
     if is_gated(path := config.model.path):
         name = HUB.fullmatch(path)
         copy = (
@@ -256,7 +258,7 @@ def gated_faults(config: JobConfig) -> Iterator[Fault]:
             {"model.path", "model.token"},
             (
                 f"model.token: is missing, and {path} is gated: accept its licence on the hub, then"
-                f" {named}; or copy the model here, {copy}, and give that folder"
+                f" {login_remedy}; or copy the model here, {copy}, and give that folder"
             ),
         )
     for source in config.data.all_sources:
@@ -265,7 +267,7 @@ def gated_faults(config: JobConfig) -> Iterator[Fault]:
                 {"data.path", "model.token"},
                 (
                     f"model.token: is missing, and {source.path} is gated: accept its licence on"
-                    f" the hub, then {named}"
+                    f" the hub, then {login_remedy}"
                 ),
             )
 
@@ -311,15 +313,15 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
         elif archive := archive_fault(path):
             yield {"model.path"}, f"model.path: {path} {archive}"
     else:
-        described, fault = _read_config(Path(path), object_store(config.target))
+        hf_config, fault = _read_config(Path(path), object_store(config.target))
         if fault:
             yield {"model.path"}, fault if isinstance(fault, Sentence) else f"model.path: {fault}"
             return
-        yield from shape_faults(config, described)
-        yield from _local_reference(config, described)
+        yield from shape_faults(config, hf_config)
+        yield from _local_reference(config, hf_config)
         if not shape_alone:
-            yield from _file_faults(config, Path(path), described)
-            yield from tokenizer_faults(config, Path(path), described)
+            yield from _file_faults(config, Path(path), hf_config)
+            yield from tokenizer_faults(config, Path(path), hf_config)
 
 
 def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
@@ -336,41 +338,41 @@ def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
     if not file.is_file():
         names = [path.relative_to(folder).as_posix() for path in folder.glob("*")]
         names += [path.relative_to(folder).as_posix() for path in folder.glob("*/*")]
-        none = f"{folder} holds no config.json; give a Hugging Face model folder"
-        return {}, broken_link(folder) or folder_misfit(names, folder) or none
+        missing_note = f"{folder} holds no config.json; give a Hugging Face model folder"
+        return {}, broken_link(folder) or folder_misfit(names, folder) or missing_note
     if misfit := file_misfit(file):
         return {}, misfit
     try:
-        described = read_value(file)
+        hf_config = read_value(file)
     except (OSError, ValueError) as error:
         remedy = read_remedy(error, "mend it there, or copy this one file again")
         return {}, f"{file} cannot be read ({first_line(error)}); {remedy}"
-    if not isinstance(described, dict):
+    if not isinstance(hf_config, dict):
         return (
             {},
             (
-                f"{file} is {with_article(type(described).__name__)}, not a mapping; copy this one"
+                f"{file} is {with_article(type(hf_config).__name__)}, not a mapping; copy this one"
                 " file again"
             ),
         )
-    return described, ""
+    return hf_config, ""
 
 
-def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
+def shape_faults(config: JobConfig, hf_config: dict[str, object]) -> Iterator[Fault]:
     """Settings that the shape in the model's config.json rules out."""
     try:
-        given = model = normalise(described)
+        original = model = normalise(hf_config)
     except SmtrainError as error:
         yield {"model.path"}, f"model.path: {error}"
         return
     try:
         if config.model.rope is not None and not any(_rope_faults(config)):
-            model = normalise(config.extend_rope(described))
+            model = normalise(config.extend_rope(hf_config))
     except ConfigError as error:
         yield {"model.path", "model.rope"}, error.faults[0]
         return
     shape, length = model.shape, config.train.seq_len
-    padding = text_part(described).get("pad_token_id")
+    padding = text_part(hf_config).get("pad_token_id")
     if isinstance(padding, int) and not -shape.vocab <= padding < shape.vocab:
         yield (
             {"model.path"},
@@ -390,17 +392,19 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         )
     if config.export.megatron and (lack := megatron_lack(shape) or megatron_rope_lack(model.rope)):
         yield {"export.megatron", "model.path"}, f"export.megatron: {lack}; leave it out"
-    longest = shape.positions or (positions_named(described) if model is given else model.positions)
+    longest = shape.positions or (
+        positions_named(hf_config) if model is original else model.positions
+    )
     if longest is not None and longest < length:
         by = " with model.rope" if config.model.rope else ""
-        more = ", which it has learned one by one" if shape.positions is not None else ""
-        if rope := longer(given, length):
-            more = f", or set model.rope: {rope} to train it on longer ones"
+        suffix = ", which it has learned one by one" if shape.positions is not None else ""
+        if rope := longer(original, length):
+            suffix = f", or set model.rope: {rope} to train it on longer ones"
         yield (
             {"model.path", "model.rope", "train.seq_len"},
             (
                 f"train.seq_len: {length} is beyond the model's {longest} positions{by}; use at"
-                f" most that{more}"
+                f" most that{suffix}"
             ),
         )
     if config.train.engine == "nxd" and not shape.by_nxd:
@@ -413,12 +417,12 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
                 else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"
             ),
         )
-    if config.train.adapter and not config.export.merge and is_multimodal(described):
+    if config.train.adapter and not config.export.merge and is_multimodal(hf_config):
         yield (
             {"model.path", "train.adapter"},
             (
                 "train.adapter: peft would not find the layers of the text part of a multimodal"
-                f" model ({described.get('model_type')}) by an adapter's names; set export.merge:"
+                f" model ({hf_config.get('model_type')}) by an adapter's names; set export.merge:"
                 " true"
             ),
         )
@@ -452,28 +456,28 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         except ConfigError as error:
             yield {"model.path", "train.adapter.targets"}, error.faults[0]
     if mesh_faults:
-        remedy = mesh_instead(config, shape, lambda other: _other_faults(other, described))
+        remedy = mesh_instead(config, shape, lambda candidate: _other_faults(candidate, hf_config))
         for fault in mesh_faults:
-            more = "" if "; " in fault else f"; {remedy}"
-            yield {"model.path", "parallel.tp", "parallel.pp", "parallel.ep"}, fault + more
+            suffix = "" if "; " in fault else f"; {remedy}"
+            yield {"model.path", "parallel.tp", "parallel.pp", "parallel.ep"}, fault + suffix
 
 
-def _other_faults(config: JobConfig, described: dict[str, object]) -> Iterator[str]:
+def _other_faults(config: JobConfig, hf_config: dict[str, object]) -> Iterator[str]:
     """The faults of the rules that a mesh may break."""
-    shape, parallel = normalise(described).shape, config.parallel
-    yield from (text for _, text in (*broken((*MESH, *TRAIN), config), *engine_faults(config)))
+    shape, parallel = normalise(hf_config).shape, config.parallel
+    yield from (text for _, text in (*rule_faults((*MESH, *TRAIN), config), *engine_faults(config)))
     if not shape.mesh_faults(parallel.tp, parallel.pp, parallel.ep, cp=parallel.cp):
-        yield from (text for _, text in shape_faults(config, described))
+        yield from (text for _, text in shape_faults(config, hf_config))
 
 
 def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
     """Options of mixtures of experts that mean nothing for this model or this training."""
-    asked = {
+    expert_options = {
         "parallel.expert_capacity": config.parallel.expert_capacity is not None,
         "train.aux_loss": config.train.aux_loss is not None,
         "train.aux_by_layer": config.train.aux_by_layer,
     }
-    for key in (key for key, given in asked.items() if given and shape.experts is None):
+    for key in (key for key, is_set in expert_options.items() if is_set and shape.experts is None):
         yield (
             {
                 "model.path",
@@ -481,7 +485,7 @@ def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
             },
             f"{key}: {with_article(shape.family)} model has no experts; leave it out",
         )
-    if asked["parallel.expert_capacity"] and config.parallel.cp > 1:
+    if expert_options["parallel.expert_capacity"] and config.parallel.cp > 1:
         yield (
             {"parallel.expert_capacity", "parallel.cp"},
             (
@@ -517,27 +521,27 @@ def _stage_faults(config: JobConfig, layers: int) -> Iterator[Fault]:
 
 
 def reference_faults(
-    described: Mapping[str, Any], reference: Mapping[str, Any], path: str
+    hf_config: Mapping[str, Any], reference: Mapping[str, Any], path: str
 ) -> Iterator[Fault]:
     """Differences of a dpo reference's config.json from the model's, of which both read the same
     tokens.
     """
-    text, other = text_part(described), text_part(reference)
+    text, reference_text = text_part(hf_config), text_part(reference)
     for key in ("vocab_size", "model_type"):
-        ours, theirs = text.get(key), other.get(key)
-        if ours is not None and theirs is not None and ours != theirs:
+        our_value, reference_value = text.get(key), reference_text.get(key)
+        if our_value is not None and reference_value is not None and our_value != reference_value:
             yield (
                 {"train.dpo.reference", "model.path"},
                 (
                     f"train.dpo.reference: {path} is another kind of model than model.path ({key}"
-                    f" {theirs} and {ours}); name the model that this run starts from, or set"
+                    f" {reference_value} and {our_value}); name the model that this run starts from, or set"
                     " train.dpo.reference: start"
                 ),
             )
             return
 
 
-def _local_reference(config: JobConfig, described: Mapping[str, Any]) -> Iterator[Fault]:
+def _local_reference(config: JobConfig, hf_config: Mapping[str, Any]) -> Iterator[Fault]:
     """Faults of a reference in a folder of this machine."""
     path = config.train.preference.folder if config.train.preference else None
     if path is None or "://" in path or not Path(path).is_dir():
@@ -546,25 +550,25 @@ def _local_reference(config: JobConfig, described: Mapping[str, Any]) -> Iterato
     if fault:
         yield {"train.dpo.reference"}, f"train.dpo.reference: {fault}"
     else:
-        yield from reference_faults(described, reference, path)
+        yield from reference_faults(hf_config, reference, path)
 
 
-def _file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
+def _file_faults(config: JobConfig, folder: Path, hf_config: Mapping[str, Any]) -> Iterator[Fault]:
     """Files that the model's folder needs besides its config.json."""
     names = [path.name for path in folder.iterdir()]
-    if is_multimodal(described) and weights_in(names) is None and not missing_shards(names)[0]:
+    if is_multimodal(hf_config) and weights_in(names) is None and not missing_shards(names)[0]:
         yield (
             {"model.path"},
             (
                 f"model.path: {folder} has the config.json of a multimodal model"
-                f" ({described.get('model_type')}) and no weights, and the export is to keep its"
+                f" ({hf_config.get('model_type')}) and no weights, and the export is to keep its"
                 " other parts: give the whole folder, or the text model's own config.json (its"
                 " text_config)"
             ),
         )
     elif config.model.init == "weights" and config.model.weights is None:
         yield from (
-            ({"model.path"}, f"model.path: {fault}") for fault in _misfits(folder, names, described)
+            ({"model.path"}, f"model.path: {fault}") for fault in _misfits(folder, names, hf_config)
         )
     if config.data.prepared is not None:
         return
@@ -583,13 +587,13 @@ def _file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) 
         )
 
 
-def _misfits(folder: Path, names: list[str], described: Mapping[str, Any]) -> Iterator[str]:
+def _misfits(folder: Path, names: list[str], hf_config: Mapping[str, Any]) -> Iterator[str]:
     """Weights that are missing, incomplete, or not in the form that their names say; by names and
     first bytes only.
     """
     first = weights_in(names)
-    there, absent = missing_shards(names)
-    if first is None and not there:
+    present, absent = missing_shards(names)
+    if first is None and not present:
         if not checkpoint_in(names):
             yield (
                 broken_link(folder)
@@ -602,17 +606,17 @@ def _misfits(folder: Path, names: list[str], described: Mapping[str, Any]) -> It
         return
     if absent and (first is None or first.endswith(".index.json")):
         yield (
-            f"{folder} lacks {len(absent)} of its {len(there) + len(absent)} files of weights "
+            f"{folder} lacks {len(absent)} of its {len(present) + len(absent)} files of weights "
             f"({', '.join(absent[:3])}); copy those files into it"
         )
     read = (
         [first]
         if first is not None and not first.endswith(".index.json")
-        else [*filter(None, [first]), *there]
+        else [*filter(None, [first]), *present]
     )
     if misfit := next((fault for name in read if (fault := file_misfit(folder / name))), None):
         yield misfit
-    if method := unreadable_quantization(described):
+    if method := unreadable_quantization(hf_config):
         yield (
             f"{folder}/config.json says that the weights are quantized ({method}), which cannot be"
             f" trained; {dequantize(method)}; if they are plain numbers, take quantization_config"

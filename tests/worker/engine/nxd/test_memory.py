@@ -45,11 +45,11 @@ def test_the_peak_with_masks_is_predicted(
         BATCH,
         o.precision,
         fused_attention=False,
-        apart=True,
+        separates_documents=True,
         gathers_again=True,
         lora=lora,
     )
-    machine = Machine("cpu", 1, o.tp * o.pp * o.dp, 1e12, 1e12, 1e12, 1e9, accelerated=False)
+    machine = Machine("cpu", 1, o.tp * o.pp * o.dp, 1e12, 1e12, 1e12, 1e9, has_accelerators=False)
     cut = Mesh(
         o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel
     )
