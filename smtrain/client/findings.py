@@ -89,6 +89,6 @@ class Report:
         counts = {level: sum(f.level == level for f in self.findings) for level in _ORDER}
         plurals = {level: "" if count == 1 else "s" for level, count in counts.items()}
         return (
-            f"{counts['fault']} fault{plurals['fault']}, {counts['warning']} warning{plurals['warning']},"
-            f" {counts['ok']} ok"
+            f"{counts['fault']} fault{plurals['fault']}, {counts['warning']}"
+            f" warning{plurals['warning']}, {counts['ok']} ok"
         )

@@ -14,7 +14,7 @@ from smtrain.stages.base import JobStage
 
 
 def _in_order() -> dict[str, JobStage]:
-    """Stages by name in the order of a run: each behind the one that it names as `after`, else by
+    """Stages by name in the order of a run: each behind the one that it names as `follows`, else by
     name.
     """
     modules = sorted(module.name for module in iter_modules(__path__) if module.name != "base")

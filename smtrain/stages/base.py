@@ -37,7 +37,7 @@ class Inputs(Protocol):
         ...
 
     def need(self, stage: str, upstream: str) -> str:
-        """The output of `other`. Raises `JobError` if it has not been done."""
+        """The output of `upstream`. Raises `JobError` if it has not been done."""
         ...
 
     def has(self, stage: str) -> bool:
@@ -118,7 +118,7 @@ class JobStage:
         the planner times.
 
         Weights are converted tensor by tensor, so a conversion holds a few of the largest at a
-        time. `assumed` is the table of assumptions in core/facts/prices.toml.
+        time. `assumptions` is the table of assumptions in core/facts/prices.toml.
         """
         return None
 
@@ -137,7 +137,7 @@ class JobStage:
     def metrics(self, config: JobConfig, hf_config: Mapping[str, Any] | None) -> tuple[str, ...]:
         """Names of the numbers in its log lines, which CloudWatch and the control plane collect.
 
-        `described` is the model's config.json if it can be read.
+        `hf_config` is the model's config.json if it can be read.
         """
         return ()
 
@@ -171,7 +171,7 @@ def select_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
 
 
 def with_export(config: JobConfig, keys: dict[str, Any]) -> dict[str, Any]:
-    """`kept` with what section export sets; without an adapter `merge` does nothing."""
+    """`keys` with what section export sets; without an adapter `merge` does nothing."""
     export_keys = select_keys(config, "export")["export"]
     if not config.train.adapter:
         export_keys.pop("merge", None)

@@ -251,7 +251,7 @@ class _StoredBytes:
         return self.bytes
 
     def read_at(self, count: int, start: int) -> Any:
-        """Read `count` bytes from byte `start`. Raises Unread if it is not allowed."""
+        """Read `count` bytes from byte `start`. Raises CheckUnavailable if it is not allowed."""
         stretch = f"bytes={start}-{start + count - 1}"
         answer = self.context.ask(
             "s3", "get_object", Bucket=self.bucket, Key=self.key, Range=stretch

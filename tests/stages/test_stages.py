@@ -27,26 +27,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.stages.base import Inputs, JobStage, selected
+from smtrain.stages.base import Inputs, JobStage, select_keys
 
 
 class QuantizeStage(JobStage):
     """Reads the exported model; leaves a smaller one."""
 
     name = "quantize"
-    after = "export"
+    follows = "export"
     upstream = ("export",)
 
-    def needed(self, config: JobConfig, target: str) -> bool:
+    def is_needed(self, config: JobConfig, target: str) -> bool:
         return target == "aws"
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return selected(config, "model.path")
+        return select_keys(config, "model.path")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         return {"model": chain.need(self.name, "export")}
 
-    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, hf_config: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ("error",)
 
 

@@ -158,8 +158,8 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
         for name, item in value.items():
             if not isinstance(name, str | int | float | NoneType):
                 raise ConfigError(
-                    f"{key_prefix}the key {format_value(repr(name))} is {with_article(type(name).__name__)}; a"
-                    " key is text",
+                    f"{key_prefix}the key {format_value(repr(name))} is"
+                    f" {with_article(type(name).__name__)}; a key is text",
                     code="config.wrong_value",
                 )
             plain[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)

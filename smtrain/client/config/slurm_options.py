@@ -123,13 +123,13 @@ def option_faults(words: Iterable[str], program: str) -> Iterator[str]:
         option_text = option if len(option) <= 60 else f"{option[:57]}..."
         if _CONTROL.search(option):
             yield (
-                f"{option_text!r} holds a line break or another control character; write its value in one"
-                " line"
+                f"{option_text!r} holds a line break or another control character; write its value"
+                " in one line"
             )
         elif not re.match(r"--\w|-\w", option):
             yield (
-                f"{option_text!r} is not an option of {program}; write option and value as one item, as"
-                " in --comment=text"
+                f"{option_text!r} is not an option of {program}; write option and value as one"
+                " item, as in --comment=text"
             )
         else:
             yield from (

@@ -399,8 +399,8 @@ def width_of(
     *,
     is_unpublished: bool,
 ) -> float:
-    """Half-width of a plan's interval: narrow after one of the user's runs, wide for an `untried`
-    library.
+    """Half-width of a plan's interval: narrow after a run of the user's own, wide if no run of the
+    library was published (`is_unpublished`).
     """
     if correction.is_own(machine):
         return 2.13 * spread_of(machine)
@@ -477,8 +477,8 @@ class Correction:
 def correction(
     work: Work, machine: Machine, mesh: Mesh, measured_speed: float | None
 ) -> Correction:
-    """The correction by a run that reached `measured` tokens a second with this mesh, repeated over
-    all the machine.
+    """The correction by a run that reached `measured_speed` tokens a second with this mesh,
+    repeated over all the machine.
 
     Raises `ConfigError` if that cannot have run there.
     """
@@ -496,9 +496,9 @@ def correction(
     peak_speed = machine.core_flops * machine.world / work.shape.flops_per_token(work.seq_len)
     if measured_speed > peak_speed:
         raise ConfigError(
-            f"measured: {measured_speed:,.0f} tokens a second are more than the {peak_speed:,.0f} that"
-            f" {machine.count} x {machine.type} can reach at its peak; give those of the whole run"
-            " of this config",
+            f"measured: {measured_speed:,.0f} tokens a second are more than the {peak_speed:,.0f}"
+            f" that {machine.count} x {machine.type} can reach at its peak; give those of the whole"
+            " run of this config",
             code="config.wrong_value",
         )
     planned_speed = work.global_batch * work.seq_len / step_time(work, machine, mesh).total

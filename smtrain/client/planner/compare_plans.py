@@ -121,7 +121,9 @@ def compare_plans(
     tokens: float | None = None,
     planned_tokens: float | None = None,
 ) -> Sides:
-    """Compare named plans at `tokens`, or else at `planned`, the tokens of the first plan's run."""
+    """Compare named plans at `tokens`, or else at `planned_tokens`, the tokens of the first
+    plan's run.
+    """
     goal = tokens or planned_tokens or 1e9
     return Sides(goal, tuple(_side(name, plan, goal) for name, plan in plans))
 

@@ -52,7 +52,8 @@ def _sentences(config: JobConfig) -> Iterator[str]:
             continue
         for fault in _faults(variant):
             yield (
-                f"{KEY}: {variant.compute.instance_type} cannot take this job: {fault}; leave it out"
+                f"{KEY}: {variant.compute.instance_type} cannot take this job: {fault}; leave it"
+                " out"
             )
 
 
@@ -78,7 +79,10 @@ def _faults(config: JobConfig) -> Iterator[str]:
         yield f"nothing is known about this type (core/facts/instances.toml{nearest})"
         return
     if machine.cores > single_host.cores:
-        yield f"compute.processes_per_instance is {machine.cores}, and it has {single_host.cores} cores"
+        yield (
+            f"compute.processes_per_instance is {machine.cores}, and it has"
+            f" {single_host.cores} cores"
+        )
         return
     mesh = Mesh.of_config(config)
     try:

@@ -91,8 +91,8 @@ class GpuOptions:
         )
         return [
             (
-                f"compile     {value}: {current_run.step_s:.3g} s a step, {other_run.step_s:.3g} s {alternative};"
-                f" {pays}"
+                f"compile     {value}: {current_run.step_s:.3g} s a step, {other_run.step_s:.3g} s"
+                f" {alternative}; {pays}"
             ),
             f"bits        {bits}",
         ]

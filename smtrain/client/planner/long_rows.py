@@ -48,11 +48,11 @@ def positions_warning(config: JobConfig) -> tuple[str, str] | None:
     namesake_note = f" (the known model of its size has {namesake:,})" if namesake else ""
     return (
         (
-            f"how many positions {path.removeprefix(_KNOWN_MODELS)} has is unknown{namesake_note}, and"
-            f" train.seq_len is {length:,}"
+            f"how many positions {path.removeprefix(_KNOWN_MODELS)} has is unknown{namesake_note},"
+            f" and train.seq_len is {length:,}"
         ),
         (
-            f"set train.seq_len to max_position_embeddings of its config.json, at most {least_positions:,} if"
-            " you cannot read it"
+            "set train.seq_len to max_position_embeddings of its config.json, at most"
+            f" {least_positions:,} if you cannot read it"
         ),
     )

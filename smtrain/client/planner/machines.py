@@ -145,7 +145,7 @@ class Machine:
 
     @classmethod
     def of_config(cls, config: JobConfig) -> Machine:
-        """The hosts of a config's train stage. Raises `ConfigError` as `of` and `described` do."""
+        """The hosts of a config's train stage. Raises `ConfigError` as `of` and `from_entry` do."""
         compute, entry = config.compute, config.own_machine
         if entry is None:
             return cls.of(
@@ -400,8 +400,8 @@ def sizes_of_rank(shape: ModelShape, tp: int, ep: int = 1) -> RankSizes:
 
 
 def layers_of(layers: int, pp: int, stage: int, layers_per_stage: tuple[int, ...] = ()) -> int:
-    """Decoder layers of a pipeline stage: the `given`, or contiguous blocks with the rest on the
-    last stages (core/model/layout.py).
+    """Decoder layers of a pipeline stage: the `layers_per_stage`, or contiguous blocks with the
+    rest on the last stages (core/model/layout.py).
     """
     if layers_per_stage:
         return layers_per_stage[stage]
@@ -525,7 +525,8 @@ def optimizer_share(work: Work, mesh: Mesh, stage: int) -> tuple[int, int]:
 
 
 def divide_optimizer_state(numbers: int, expert_parameters: int, mesh: Mesh) -> tuple[int, int]:
-    """`optimizer_share` of so many trained parameters, of which `own` are divided by ep.
+    """`optimizer_share` of so many trained parameters, of which `expert_parameters` are divided
+    by ep.
 
     Ranks that hold the same experts share the state of these, so fewer ranks share more of it.
     """

@@ -384,7 +384,7 @@ def _saved_by_net(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     """Bytes per token that a gated delta net saves: q, k and v before the convolution, and the norm
     of its output.
 
-    The rest is computed again in the backward pass (`_net_again`).
+    The rest is computed again in the backward pass (`_net_recompute_bytes`).
     """
     w, values, heads = work.width, net.values / mesh.tp, net.value_heads / mesh.tp
     saved_bytes = w * (2 * net.keys / mesh.tp + values + 2 * heads) + 4 * heads + (12 + w) * values

@@ -208,12 +208,13 @@ def plan(
         and _default_machines(config)
     ):
         warnings.append(
-            f"no compute.instance_type is named, so this is {machine.type} on AWS; --target local plans"
-            " this machine"
+            f"no compute.instance_type is named, so this is {machine.type} on AWS; --target local"
+            " plans this machine"
         )
     if unpriced_types:
         warnings.append(
-            f"no price is known for {' and '.join(unpriced_types)}, which the budget therefore leaves out"
+            f"no price is known for {' and '.join(unpriced_types)}, which the budget therefore"
+            " leaves out"
         )
     return replace(result, relaxed=tuple(beyond), warnings=tuple(warnings))
 
@@ -290,7 +291,7 @@ class _Market:
 
     def ways(self, work: Work, machine: Machine, *, every_mesh: bool) -> list[Way]:
         """All meshes with their costs, or only those that a plan shows and one for machine
-        `own`.
+        `machine`.
         """
         candidates = self._by_time(self.config)
         if every_mesh:
@@ -591,8 +592,8 @@ def _calibration_warnings(
             else subject_words
         )
         warnings.append(
-            f"uncalibrated: no training run was published for {subject_words}; throughput is by peak ratio,"
-            f" off by up to {exp(estimate.wide):.1f} times"
+            f"uncalibrated: no training run was published for {subject_words}; throughput is by"
+            f" peak ratio, off by up to {exp(estimate.wide):.1f} times"
         )
     if TARGETS[config.target].rented and (lack := sagemaker_lack(machine.type)):
         warnings.append(lack)

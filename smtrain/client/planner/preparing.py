@@ -89,7 +89,10 @@ def duplicates_warning(data: Data, kind: str, assumptions: Mapping[str, float]) 
                 f" pieces, {tasks} tasks of 0.5 GB of memory"
             )
     bands = f" and {_BANDS} bands" if rows["data.near_duplicates"] else ""
-    return f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(passes)} (computed)"
+    return (
+        f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(passes)}"
+        " (computed)"
+    )
 
 
 def preparing_warnings(

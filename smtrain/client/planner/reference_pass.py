@@ -74,8 +74,8 @@ def warnings(config: JobConfig, work: Work, mesh: Mesh, step_s: float) -> list[s
         ]
     took = spell(seconds(config, work, mesh, step_s))
     return [
-        f"reference: {took} of the time go to one forward pass over all pairs, about {row_count:,.0f}"
-        f" rows: {share}"
+        f"reference: {took} of the time go to one forward pass over all pairs, about"
+        f" {row_count:,.0f} rows: {share}"
     ]
 
 

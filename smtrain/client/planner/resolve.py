@@ -332,7 +332,8 @@ def subject(
     elif model and "/" not in model and not Path(model).exists():
         models = table("models")["models"]
         raise ConfigError(
-            f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, models)}",
+            f"model.path: no model is known as {model!r}, nor is it a folder;"
+            f" {hint(model, models)}",
             code="model.not_found",
         )
     elif model:

@@ -33,7 +33,7 @@ _MESH = (
     *("layers_per_stage", "ep"),
 )
 _DOUBLINGS = 8  # numbers of instances that are tried if none fits
-_AnySection = TypeVar("_Some", bound=Section)
+_AnySection = TypeVar("_AnySection", bound=Section)
 
 
 def with_engine(config: JobConfig) -> JobConfig:
@@ -261,8 +261,8 @@ def _batch_of(config: JobConfig) -> int:
         )  # more tp or pp may not be connected
         ways = "" if torus else ", or take fewer machines or more tp or pp"
         raise ConfigError(
-            f"train.max_global_batch_size: got {max_batch}, and this mesh takes {batch_unit} sequences at"
-            f" least (dp x micro_batch_size); raise it{ways}",
+            f"train.max_global_batch_size: got {max_batch}, and this mesh takes {batch_unit}"
+            f" sequences at least (dp x micro_batch_size); raise it{ways}",
             code="config.combination",
         )
     return int(max_batch // batch_unit * batch_unit)

@@ -140,7 +140,8 @@ def summary(plan: Plan) -> str:
         lines.append(f"DOES NOT FIT: {fault}")
     if d := plan.disk_gib:
         lines.append(
-            f"disk        {_three_digits(d['needed'])} of {_three_digits(d['free'])} GiB that are free"
+            f"disk        {_three_digits(d['needed'])} of {_three_digits(d['free'])} GiB that are"
+            " free"
         )
     if plan.fits and plan.sequences_per_s and plan.step_s:
         s = plan.sequences_per_s
@@ -158,8 +159,8 @@ def summary(plan: Plan) -> str:
             if is_wide(plan)
             else (
                 f"throughput  {_three_digits(s['value'])} sequences/s"
-                f" ({span(_three_digits(s['low']), _three_digits(s['high']))}), {_three_digits(plan.tokens_per_s)}"
-                f" tokens/s{share}{calibration_note}"
+                f" ({span(_three_digits(s['low']), _three_digits(s['high']))}),"
+                f" {_three_digits(plan.tokens_per_s)} tokens/s{share}{calibration_note}"
             )
         )
         t = plan.step_s

@@ -63,9 +63,9 @@ def _remedy(config: JobConfig, chip: int) -> str:
         return _by_geometry(config, chip)
     least_hosts = config.compute.instance_count
     counts = [
-        least_hosts << more
-        for more in range(_MAX_HOSTS.bit_length())
-        if more == 0 or least_hosts << more <= _MAX_HOSTS
+        least_hosts << doublings
+        for doublings in range(_MAX_HOSTS.bit_length())
+        if doublings == 0 or least_hosts << doublings <= _MAX_HOSTS
     ]
     open_keys: list[tuple[str, ...]] = [(), ("compute.processes_per_instance",)]
     open_keys += [("train.global_batch_size",), ("train.max_global_batch_size",)]
@@ -75,11 +75,12 @@ def _remedy(config: JobConfig, chip: int) -> str:
         for count in counts:
             planned_config = _with_planned_mesh_on(config, count, left_out)
             if planned_config is not None:
-                more = f" and compute.instance_count: {count}" if count != least_hosts else ""
+                host_words = f" and compute.instance_count: {count}" if count != least_hosts else ""
                 left_out_words = "".join(f" and leave out {key}" for key in left_out)
                 return (
-                    f"set parallel: auto{more}{left_out_words}, which gives {planned_config.mesh_words} with"
-                    f" micro-batches of {planned_config.parallel.micro_batch_size}"
+                    f"set parallel: auto{host_words}{left_out_words}, which gives"
+                    f" {planned_config.mesh_words} with micro-batches of"
+                    f" {planned_config.parallel.micro_batch_size}"
                 )
     return (
         f"on up to {counts[-1]} of these machines no mesh of this model does so and fits; take GPUs"

@@ -232,11 +232,13 @@ def mesh_warnings(
         and len(layer_counts) > 1
         and max(layer_counts) / (work.shape.layers / mesh.pp) > 1.1
     ):
+        balanced_layers, *_ = StageTimes(
+            work, machine, mesh, Coefficients.for_machine(machine)
+        ).balance_layers(mesh.pp)
         yield (
-            f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(layer_counts)} on the last"
-            " stages and "
-            f"{min(layer_counts)} on other stages, which wait; the best is parallel.layers_per_stage: "
-            f"{list(StageTimes(work, machine, mesh, Coefficients.for_machine(machine)).balance_layers(mesh.pp)[0])}"
+            f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(layer_counts)} on the"
+            f" last stages and {min(layer_counts)} on other stages, which wait; the best is"
+            f" parallel.layers_per_stage: {list(balanced_layers)}"
         )
     if best and step.total > SLOWER * best.step_s:
         yield (

@@ -126,7 +126,7 @@ def plan_here(
 ) -> Plan:
     """Plan a run on this machine: processes, memory, disk and speed; no cost.
 
-    `measured` is the tokens per second of this config; without it, the speed of the machine is
+    `measured_rate` is the tokens per second of this config; without it, the speed of the machine is
     used, which is measured once if `measure`. Raises `ConfigError` for an unknown model.
     """
     shape = shape_of(config)
@@ -235,8 +235,8 @@ def _memory_fault(config: JobConfig, free: float | None) -> tuple[str, ...]:
     )
     return (
         (
-            f"memory: {process_words} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here;"
-            f" {remedy}"
+            f"memory: {process_words} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free"
+            f" here; {remedy}"
         ),
     )
 

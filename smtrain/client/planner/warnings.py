@@ -96,9 +96,9 @@ def slow_stop(config: JobConfig, step_s: float, save_s: float) -> str | None:
         return None
     if grace_share >= 0:
         return (
-            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {grace_share:.0%} of the"
-            f" {grace} s that are given after a stop or an interruption: if they take longer than"
-            " planned, what was trained since the last checkpoint is lost"
+            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {grace_share:.0%} of"
+            f" the {grace} s that are given after a stop or an interruption: if they take longer"
+            " than planned, what was trained since the last checkpoint is lost"
         )
     return (
         f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {grace} s"
@@ -122,8 +122,9 @@ def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
     ):
         if need > machine.host_bytes:
             out.append(
-                f"host memory: {activity} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}:"
-                f" short by {(need - machine.host_bytes) / GIB:.0f} GiB"
+                f"host memory: {activity} takes {need / GIB:.0f} GiB of"
+                f" {machine.host_bytes / GIB:.0f}: short by {(need - machine.host_bytes) / GIB:.0f}"
+                " GiB"
             )
     if mesh.ep > 1 and work.capacity is None:
         out.append(

@@ -98,7 +98,9 @@ def report_on(
     set_: Sequence[str],
     extra_checks: Mapping[str, Check],
 ) -> Report:
-    """The report of `smtrain.check`; `more` has the checks that the client cannot make itself."""
+    """The report of `smtrain.check`; `extra_checks` has the checks that the client cannot make
+    itself.
+    """
     if isinstance(source, str | Path) and (folder := Path(folder_of(str(source)))).is_dir():
         return Report(tuple(dataset.model_folder(folder)))
     packages: tuple[Finding, ...] = ()
@@ -219,7 +221,9 @@ def run_checks(
     other_commands: OtherCommands | None = None,
     extra_checks: Mapping[str, Check] = NO_EXTRA_CHECKS,
 ) -> Report:
-    """All checks of these stages, those of the client and `more`, except those in `without`."""
+    """All checks of these stages, those of the client and `extra_checks`, except those in
+    `left_out`.
+    """
     # Imported before the threads start: botocore's circular imports can deadlock them (importlib's
     # _DeadlockError).
     import boto3  # noqa: F401
@@ -249,7 +253,7 @@ def _unreached_findings(
     merge_services: bool,
 ) -> Iterator[Finding]:
     """One finding for each service that did not answer, with all the checks that need it, or
-    (`together`) one for all services, if none answered. The same for a missing plan.
+    (`merge_services`) one for all services, if none answered. The same for a missing plan.
     """
     checks_by_reason: dict[tuple[str, str, str], list[str]] = {}
     for name, check_results in zip(names, results, strict=True):
@@ -286,7 +290,7 @@ def require_launchable(
     """Check a run before `launch` and `run` upload anything: show warnings, and raise `JobError`
     with all faults.
 
-    `more` has the checks that the client cannot make itself.
+    `extra_checks` has the checks that the client cannot make itself.
 
     A local run is only checked against this machine and the image of its containers. The price is
     left out, as the command line has already asked about it.

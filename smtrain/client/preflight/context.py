@@ -142,7 +142,8 @@ class Context:
     ) -> dict[str, Any]:
         """Make one read.
 
-        Raises `Absent` for these error codes, `Unread` if it is not allowed or not answered.
+        Raises `ResourceMissing` for these error codes, `CheckUnavailable` if it is not allowed or
+        not answered.
         """
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError

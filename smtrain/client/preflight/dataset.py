@@ -260,8 +260,9 @@ def tasks(context: Context) -> Iterator[Finding]:
             yield Finding(
                 "tasks",
                 "warning",
-                f"{name} is not among the tasks in {evaluate.data} ({', '.join(sorted(local_tasks))}), so"
-                " stage evaluate asks the hub for it, after the training",
+                f"{name} is not among the tasks in {evaluate.data}"
+                f" ({', '.join(sorted(local_tasks))}), so stage evaluate asks the hub for it, after"
+                " the training",
                 "correct evaluate.tasks, unless it is one of lm-evaluation-harness and the job"
                 " reaches the hub",
             )

@@ -58,7 +58,8 @@ def _report_home(context: Context) -> Iterator[Finding]:
         yield Finding(
             "disk",
             "ok",
-            f"the run takes about {needed_gb:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free",
+            f"the run takes about {needed_gb:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are"
+            " free",
         )
 
 
@@ -119,8 +120,8 @@ def checkpoints(context: Context) -> Iterator[Finding]:
     checkpoint_count, size = config.checkpoint.keep + HELD_BESIDES, plan.checkpoint_gib * GB_PER_GIB
     needed_gb = checkpoint_count * size / count + REST_GB
     checkpoint_note = (
-        f"{checkpoint_count} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count} hosts take"
-        f" {needed_gb:,.0f} GB of each"
+        f"{checkpoint_count} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count}"
+        f" hosts take {needed_gb:,.0f} GB of each"
     )
     disk_words = (
         f"the train job's {compute.volume_gb} GB"

@@ -226,7 +226,8 @@ def _registry_image(context: Context, uri: str) -> Iterator[Finding]:
         yield Finding(
             "image",
             "fault",
-            f"{uri} is in {repository.region}, and the job runs in {context.chain.target.region_name()}",
+            f"{uri} is in {repository.region}, and the job runs in"
+            f" {context.chain.target.region_name()}",
             f"name the image of the job's region, or {other_image}",
         )
         return
@@ -240,8 +241,8 @@ def _registry_image(context: Context, uri: str) -> Iterator[Finding]:
         yield Finding(
             "image",
             "fault",
-            f"there is no repository {repository.repository} in the registry {repository.account} of"
-            f" {repository.region}",
+            f"there is no repository {repository.repository} in the registry {repository.account}"
+            f" of {repository.region}",
             "choose a region that has it (compute.region), or set compute.image to a copy in your"
             " own registry",
         )
@@ -301,8 +302,8 @@ def libraries(
         yield Finding(
             check_name,
             "ok",
-            f"{it} lacks {', '.join(late_packages)}, which travel with the code, and every host installs"
-            " them at every start; `smtrain image build` puts them in",
+            f"{it} lacks {', '.join(late_packages)}, which travel with the code, and every host"
+            " installs them at every start; `smtrain image build` puts them in",
         )
     if not lacks and not late_packages:
         yield Finding(

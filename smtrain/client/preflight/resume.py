@@ -63,7 +63,8 @@ def resume(context: Context) -> Iterator[Finding]:
         yield Finding(
             "resume",
             "fault",
-            f"{complete_steps[-1].uri} holds another model than the config.json of model.path describes",
+            f"{complete_steps[-1].uri} holds another model than the config.json of model.path"
+            " describes",
             "name the model that it was trained from, or give the run another name to start over",
         )
     elif newest.is_complete:

@@ -61,7 +61,8 @@ def stages(context: Context) -> Iterator[Finding]:
             yield Finding(
                 "stages",
                 "fault",
-                f"stage {stage} writes {stage_need.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
+                f"stage {stage} writes {stage_need.disk / 1e9:,.0f} GB, and its disk has {volume}"
+                " GB",
                 larger_volume(disk) or "prepare the text in several runs, or take a smaller model",
             )
         elif takes > config.compute.max_run:

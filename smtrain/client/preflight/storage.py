@@ -93,7 +93,8 @@ def inputs(context: Context) -> Iterator[Finding]:
             yield Finding(
                 "inputs",
                 "warning",
-                f"{key}: {object_note}, {small:,} of them below 1 MiB; each costs a request to read",
+                f"{key}: {object_note}, {small:,} of them below 1 MiB; each costs a request to"
+                " read",
                 "pack them into fewer files of 100 MiB or more",
             )
         else:

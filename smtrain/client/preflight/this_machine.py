@@ -42,8 +42,8 @@ def machine(context: Context) -> Iterator[Finding]:
     )
     if need is not None and free is not None and need > free:
         text = (
-            f"training here takes about {need / GIB:.1f} GiB in {process_words}, and {free / GIB:.1f} GiB"
-            " of memory are free"
+            f"training here takes about {need / GIB:.1f} GiB in {process_words}, and"
+            f" {free / GIB:.1f} GiB of memory are free"
         )
         yield Finding("machine", "fault", text, remedy)
     elif config.world_size > CROWD * cores:

@@ -185,7 +185,8 @@ def overview(links: Sequence[Link]) -> str:
         train = link.config.train
         run_words = f"{train.objective}, {train.steps:,} steps"
         lines.append(
-            f"  {link.config.name:{width}}  from {link.start:{start}}  {run_words}{_costs([run_plan])}"
+            f"  {link.config.name:{width}}  from {link.start:{start}}"
+            f"  {run_words}{_costs([run_plan])}"
         )
         lines += [f"    does not fit: {fault}" for fault in (run_plan.faults if run_plan else ())]
     return "\n".join(
@@ -228,7 +229,7 @@ def run_series(
     """Run configs in order, each from the export of the run that it names; runs that are done are
     skipped.
 
-    With `look_first`, every config is checked before the first one starts. Raises the error of the
+    With `precheck`, every config is checked before the first one starts. Raises the error of the
     first run that fails, and names those that were not started.
     """
     if precheck is not None:

@@ -60,7 +60,7 @@ RULES = '''
 
 from collections.abc import Iterator
 
-from smtrain.client.config.checks.rule import ConfigRule, Fault, broken
+from smtrain.client.config.checks.rule import ConfigRule, Fault, rule_faults
 from smtrain.core.config.schema import JobConfig
 
 SHELF = (ConfigRule("shelf.folder", lambda c: c.shelf.folder is None, "shelf.folder: is missing; name a folder"),)
@@ -68,7 +68,7 @@ SHELF = (ConfigRule("shelf.folder", lambda c: c.shelf.folder is None, "shelf.fol
 
 def section_faults(config: JobConfig) -> Iterator[Fault]:
     """Faults of a config for a shelf."""
-    yield from broken(SHELF, config)
+    yield from rule_faults(SHELF, config)
 '''
 REGISTRY = '''
 """Jobs that were put on shelves from here."""

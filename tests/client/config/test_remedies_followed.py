@@ -119,7 +119,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], set
     folder = tmp_path_factory.mktemp("everything")
     with pytest.MonkeyPatch.context() as patch:
         for module in (checks, cluster, data, machines, pai, train, weights):
-            patch.setattr(module, "broken", recording)
+            patch.setattr(module, "rule_faults", recording)
         for number, one in enumerate(NAMED.values()):
             desk = begun(folder / str(number), one.base)
             desk.do(one.broken)

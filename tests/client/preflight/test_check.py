@@ -783,7 +783,7 @@ from smtrain.client.findings import Finding
 chain = Chain(load_config(json.loads(sys.argv[1])), SageMakerBackend("aws", "us-east-1"))
 assert "boto3" not in sys.modules
 checks.CHECKS = {"x": lambda context: iter([Finding("x", "ok" if "boto3" in sys.modules else "fault", "")])}
-assert checks.look(chain, ["prepare"]).ok
+assert checks.run_checks(chain, ["prepare"]).ok
 """
 
 

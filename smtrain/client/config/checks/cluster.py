@@ -71,8 +71,8 @@ def section_faults(config: JobConfig) -> Iterator[Fault]:
             {key, "cluster.save_before"},
             (
                 f"{key}: {limit} s leaves no time to train: cluster.save_before takes"
-                f" {cluster.save_before} s of it, and Slurm up to a minute more; at least {least_limit} s"
-                " would do"
+                f" {cluster.save_before} s of it, and Slurm up to a minute more; at least"
+                f" {least_limit} s would do"
             ),
         )
     for key, uri in uris_of(config):

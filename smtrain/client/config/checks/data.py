@@ -42,8 +42,8 @@ SOURCES = (
         "data.sources",
         lambda c: _weighted_count(c) not in (0, len(c.data.sources)),
         lambda c: (
-            f"data.sources: {_weighted_count(c)} of {len(c.data.sources)} sources have a weight; give one"
-            " to every source, or to none"
+            f"data.sources: {_weighted_count(c)} of {len(c.data.sources)} sources have a weight;"
+            " give one to every source, or to none"
         ),
     ),
     Rule(

@@ -27,7 +27,7 @@ _HEAD = 1 << 16
 
 
 def local_data_faults(config: JobConfig, hf_config: dict[str, Any] | None) -> Iterator[Fault]:
-    """Faults of the local files that `data` names; `described` is the model's config.json, if it is
+    """Faults of the local files that `data` names; `hf_config` is the model's config.json, if it is
     on this machine.
 
     Raises OSError if a file may not be read.

@@ -58,8 +58,8 @@ def _processes(config: JobConfig) -> str:
     count, per_machine = config.compute.instance_count, config.processes_per_instance
     machines = "1 machine" if count == 1 else f"{count} machines"
     return (
-        f"{machines} x {per_machine} {'process' if per_machine == 1 else 'processes'} = {config.world_size}"
-        " in all"
+        f"{machines} x {per_machine} {'process' if per_machine == 1 else 'processes'} ="
+        f" {config.world_size} in all"
     )
 
 
@@ -428,8 +428,8 @@ def _unknown_type(kind: str) -> str:
     )
     suggestion = nearest(kind, [*instances["instances"], *sizes], cutoff=0.0)
     return (
-        f"{kind} is no instance type that smtrain knows (did you mean {suggestion}?), so the number of"
-        f" its devices is unknown; take {suggestion}, or describe {kind} under machines"
+        f"{kind} is no instance type that smtrain knows (did you mean {suggestion}?), so the number"
+        f" of its devices is unknown; take {suggestion}, or describe {kind} under machines"
     )
 
 

@@ -428,9 +428,10 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
         yield (
             {f"{_KEY}.{held_out_keys[0]}", "data.prepared"},
             (
-                f"{_KEY}.{held_out_keys[0]}: text is held out when it is prepared, and data.prepared is"
-                f" prepared already; leave {held_out_keys[0]} out; if it has no held-out part"
-                f" (manifest.json says so), first prepare it again with --validation-{held_out_keys[0]}"
+                f"{_KEY}.{held_out_keys[0]}: text is held out when it is prepared, and"
+                f" data.prepared is prepared already; leave {held_out_keys[0]} out; if it has no"
+                " held-out part (manifest.json says so), first prepare it again with"
+                f" --validation-{held_out_keys[0]}"
             ),
         )
     if held_out.split is not None and data.format != "megatron":

@@ -214,8 +214,8 @@ def _rope_faults(config: JobConfig) -> Iterator[Fault]:
 def _place_faults(
     config: JobConfig, key: str, path: str, extra_schemes: tuple[str, ...] = ()
 ) -> Iterator[Fault]:
-    """Weights of a key that are in no place that can be read; `more` are further schemes that it
-    takes.
+    """Weights of a key that are in no place that can be read; `extra_schemes` are further schemes
+    that it takes.
     """
     store, schemes = object_store(config.target), (*extra_schemes, *readable_schemes(config.target))
     if hint := None if path.startswith(schemes) else spelling_fault(path, (store, *extra_schemes)):
@@ -534,8 +534,8 @@ def reference_faults(
                 {"train.dpo.reference", "model.path"},
                 (
                     f"train.dpo.reference: {path} is another kind of model than model.path ({key}"
-                    f" {reference_value} and {our_value}); name the model that this run starts from, or set"
-                    " train.dpo.reference: start"
+                    f" {reference_value} and {our_value}); name the model that this run starts"
+                    " from, or set train.dpo.reference: start"
                 ),
             )
             return
