@@ -67,8 +67,8 @@ def test_whatever_starts_jobs_makes_the_same_checks_first(monkeypatch: pytest.Mo
         check, "require_launchable", lambda chain, stages, say, more: made.append([*more])
     )
 
-    def started(*_: Any, look_first: Any, **__: Any) -> None:
-        look_first(None, [], print)
+    def started(*_: Any, precheck: Any, **__: Any) -> None:
+        precheck(None, [], print)
 
     for module, name in (
         (run, "run_stages"),

@@ -86,7 +86,7 @@ def launch_stage(
     say: Say,
     view: View | None,
 ) -> Job:
-    """Start one stage of a config, as `smtrain.launch` does; look_first: the checks before it, None
+    """Start one stage of a config, as `smtrain.launch` does; precheck: the checks before it, None
     for none.
     """
     chain = _chain(config, target, say)

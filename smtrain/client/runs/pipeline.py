@@ -47,7 +47,7 @@ def make_pipeline(
     target: TargetName | None,
     say: Say,
 ) -> dict[str, Any]:
-    """The definition of `smtrain.pipeline`, sent with `upsert` or `start`; look_first: the checks
+    """The definition of `smtrain.pipeline`, sent with `upsert` or `start`; precheck: the checks
     before, if any.
     """
     place = backend_of(config, target)
