@@ -141,18 +141,18 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
 def _for_gpus(uri: str) -> Iterator[Finding]:
     row = gpu_row(uri)
     if row is not None:
-        ended = patch_fault(uri)
+        end_message = patch_fault(uri)
         torch_note = (
             f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
         )
-        if ended is None:
+        if end_message is None:
             yield Finding("image", "ok", f"{torch_note}end on {row['patched_until']}")
         else:
             yield Finding(
                 "image",
                 "warning",
                 f"{torch_note}ended on {row['patched_until']}",
-                ended.partition("; ")[2],
+                end_message.partition("; ")[2],
             )
 
 

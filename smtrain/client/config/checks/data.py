@@ -217,11 +217,13 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
         TARGETS[config.target].here and config.local.run_in == "sandbox"
     ):  # the job runs with this machine's packages
         for need in package_needs(config.model_dump()):
-            lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)
-            if lacking:
+            absent_module = next(
+                (name for name in MODULES[EXTRAS[need]] if not present(name)), None
+            )
+            if absent_module:
                 yield (
                     {need.partition(":")[0]},
-                    Sentence(f"{need}: {missing_module(lacking)}", "package.missing"),
+                    Sentence(f"{need}: {missing_module(absent_module)}", "package.missing"),
                 )
 
 
