@@ -61,7 +61,7 @@ def _load(location: Place, file: str, data: bytes, size: int, lenient: bool) -> 
     for key in keys:
         dtype, numel = storages[key]
         if at + 8 > size or struct.unpack("<q", location.read(file, at, at + 8)) != (numel,):
-            raise ValueError(f"its storage {key[:50]} is not where it belongs")
+            raise ValueError(f"its storage {key[:50]} is not at its place")
         offsets[key] = at + 8
         at += 8 + numel * dtype.itemsize
     if at != size:
