@@ -16,7 +16,7 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation import report
     from smtrain.worker.evaluation.evaluate import evaluate, format_result, save
     from smtrain.worker.evaluation.harness import EvaluationRequest
-    from smtrain.worker.evaluation.long import LongRequest
+    from smtrain.worker.evaluation.long_context import LongRequest
 
     # The harness imports a library of this file's name, so this folder must not be searched.
     folder = Path(__file__).resolve().parent

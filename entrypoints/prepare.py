@@ -72,7 +72,7 @@ def on_machines(
     from smtrain.worker.data.prepare.spread.driver import Spread
     from smtrain.worker.data.prepare.spread.nodes import join, on_cluster
     from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
-    from smtrain.worker.data.prepare.spread.places import SharedPlace
+    from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
     from smtrain.worker.data.read.shards import SHARE_BYTES
     from smtrain.worker.data.resumable import to_stderr
 

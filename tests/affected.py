@@ -41,7 +41,7 @@ STAGES = (
     "forking",
     "rendezvous",
 )
-STARTS = {"smtrain.client.launch.one_job": ["launch"], "entrypoints.launch": STAGES}
+STARTS = {"smtrain.client.launch.submit": ["launch"], "entrypoints.launch": STAGES}
 """Scripts of entrypoints/ that a module starts by a name made at run time."""
 PAGES = "tests/docs/test_pages.py"
 

@@ -41,7 +41,7 @@ def on_a_terminal(code: str) -> str:
     return said.decode()
 
 
-START = "import time\nfrom smtrain.core.doing import spinner\nfrom smtrain.core.text import say\n"
+START = "import time\nfrom smtrain.core.spinner import spinner\nfrom smtrain.core.text import say\n"
 
 
 def test_what_takes_long_is_said_and_makes_way_for_the_next_word() -> None:

@@ -59,7 +59,7 @@ def config_of(billions: float) -> dict[str, Any]:
 def engine_of(config: dict[str, Any]) -> Any:
     from smtrain.core.model.shape import ModelShape
     from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
-    from smtrain.worker.engine.initial import Zeros
+    from smtrain.worker.engine.initial_weights import Zeros
     from smtrain.worker.engine.native import NativeEngine, init_distributed
 
     init_distributed()

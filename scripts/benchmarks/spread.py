@@ -240,7 +240,7 @@ def do_nothing(*_: Any) -> None:
 def on_ray(count: int) -> dict[str, Any]:
     """Tasks that do nothing, on a cluster of one host."""
     from smtrain.worker.data.prepare.spread import nodes
-    from smtrain.worker.data.prepare.spread.places import SharedPlace
+    from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
 
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -345,7 +345,7 @@ def seconds_by_place(turn: Step, layers: int) -> dict[str, float]:
     """
     import torch.distributed as dist
 
-    from smtrain.worker.engine.parts import StepTimer, mark_parts
+    from smtrain.worker.engine.step_timing import StepTimer, mark_parts
 
     clock, send = StepTimer(), dist.all_to_all_single
     seconds: Any = clock.seconds

@@ -31,9 +31,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import find_files
+from smtrain.worker.data.read.split_files import cut_file
 
 MARKUP = {
     "{{": r"\{\{",

@@ -142,7 +142,7 @@ def prepare(
             spread = Spread(executor, max_crashed=config.data.max_crashed)
         prepare_options = PrepareOptions.of(config, append_eod=not no_eod, overwrite=overwrite)
         dataset = prepare_dataset(inputs, Path(output), Path(model), prepare_options, spread=spread)
-    from smtrain.worker.data.read.unread import ignored_text_sentence
+    from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
 
     say(
         f"{output}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, {dataset.samples:,} samples"
@@ -367,7 +367,7 @@ def import_(
     require_name("--model", model)
     options.folder_of("OUT", output)
     from smtrain.worker.data.pack import exchange
-    from smtrain.worker.data.read.unread import ignored_text_sentence
+    from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
 
     dataset = exchange.import_tokens(
         Path(source), Path(output), Path(options.model_folder(model)), seq_len, overwrite=overwrite

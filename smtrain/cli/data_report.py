@@ -56,7 +56,7 @@ def report(
     from smtrain.worker.data import report as reports
     from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.manifest import refuse_others
-    from smtrain.worker.data.read.unread import ignored_text_sentence
+    from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
     from smtrain.worker.data.report import page
 
     if Path(out).is_dir() or not Path(out).parent.is_dir():

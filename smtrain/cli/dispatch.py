@@ -12,9 +12,9 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, SmtrainError
-from smtrain.core.public import sentence
+from smtrain.core.public_api import sentence
+from smtrain.core.spinner import spinner
 from smtrain.core.text import plainly, say
 
 

@@ -22,7 +22,7 @@ from smtrain.core.text import json_text, say
 
 if TYPE_CHECKING:
     from smtrain.tools.chat.resolve_model import FoundModel
-    from smtrain.worker.evaluation.long import LongRequest
+    from smtrain.worker.evaluation.long_context import LongRequest
 
 app = options.app()
 FLAGS = {
@@ -195,7 +195,7 @@ def _long_request(
 ) -> LongRequest | None:
     """The tasks for long texts. Raises `ConfigError` for what a config would refuse too."""
     from smtrain.client.config.checks.data import long_faults
-    from smtrain.worker.evaluation.long import LongRequest
+    from smtrain.worker.evaluation.long_context import LongRequest
 
     tokens = [part.strip() for part in (lengths or "").split(",") if part.strip()]
     if not all(part.isdecimal() for part in tokens):

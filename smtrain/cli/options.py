@@ -252,7 +252,7 @@ class StartOptions(ConfigOptions):
     def show_dry(self, config: JobConfig, stages: Sequence[Stage]) -> None:
         """Print what would be uploaded, or the requests; upload their inputs if asked to."""
         from smtrain.client.backends.choose import backend_of
-        from smtrain.client.launch import one_job
+        from smtrain.client.launch import submit
         from smtrain.client.launch.image_pattern import is_pattern
         from smtrain.client.launch.inputs import described_uploads
         from smtrain.client.launch.stages import Chain
@@ -270,7 +270,7 @@ class StartOptions(ConfigOptions):
                 say(line)
             return
         for plan in plans if self.upload else ():
-            one_job.upload(chain, plan, partial(say, error=True))
+            submit.upload(chain, plan, partial(say, error=True))
         say(chain.target.preview([plan.request for plan in plans]), raw=True)
 
 
@@ -400,7 +400,7 @@ def may_remove(yes: bool) -> bool:
 
 def say_kept(reason_by_run: dict[str, str]) -> None:
     """Say which runs stay, and why."""
-    from smtrain.core.protocol.finished import NOT_ASKED
+    from smtrain.core.protocol.removable_jobs import NOT_ASKED
 
     for name, reason in reason_by_run.items():
         if reason != NOT_ASKED:

@@ -15,7 +15,7 @@ from smtrain.cli.dispatch import register_flags
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import missing_module
 from smtrain.core.facts import table
-from smtrain.core.near import hint, nearest
+from smtrain.core.suggest import hint, nearest
 from smtrain.core.text import say
 
 if TYPE_CHECKING:

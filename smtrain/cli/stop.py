@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.core.doing import spinner
+from smtrain.core.spinner import spinner
 from smtrain.core.text import say
 
 app = options.app()

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from smtrain.core.facts import table
-from smtrain.core.near import hint, nearest
+from smtrain.core.suggest import hint, nearest
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)+")
 _CONFIG_OPTIONS = {"--config", "--file", "--yaml", "--config-file", "-c"}

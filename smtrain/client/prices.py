@@ -14,7 +14,7 @@ from smtrain.core.config.error_messages import unknown_key
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.files import home_path
-from smtrain.core.near import nearest
+from smtrain.core.suggest import nearest
 from smtrain.core.targets import TARGETS
 
 HOUR = 3600.0

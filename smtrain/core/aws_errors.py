@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import Code, JobError, Sentence
-from smtrain.core.near import hint
+from smtrain.core.suggest import hint
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError

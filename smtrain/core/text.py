@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smtrain.core import doing
+from smtrain.core import spinner
 
 _ASCII = {
     **dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)),
@@ -181,7 +181,7 @@ def say(*values: object, end: str = "\n", error: bool = False, raw: bool = False
 
     stream = sys.stderr if error else sys.stdout
     text = clean(" ".join(map(str, values)))
-    doing.word()
+    spinner.word()
     if not raw and end == "\n" and stream.isatty():
         text = wrap_text(text, room())
     plainly(stream)

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from smtrain.core.doing import spinner
 from smtrain.core.errors import LocalError
 from smtrain.core.extras import missing_module, present
 from smtrain.core.files import disk_sentence, probe
 from smtrain.core.files import home as default_home
 from smtrain.core.interrupts import poll
+from smtrain.core.spinner import spinner
 from smtrain.core.text import say
 from smtrain.plane.files import endpoint_fields, make_way, pid_in
 

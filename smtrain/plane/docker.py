@@ -165,8 +165,8 @@ def present_image(client: Any, name: str) -> Any:
     )
     if image_architecture and image_architecture != machine_architecture:
         raise LocalError(
-            f"image {name} is for {image_architecture}, and this machine is {machine_architecture}: pull or build it for"
-            f" linux/{machine_architecture}"
+            f"image {name} is for {image_architecture}, and this machine is"
+            f" {machine_architecture}: pull or build it for linux/{machine_architecture}"
         )
     return image
 

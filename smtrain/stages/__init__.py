@@ -9,7 +9,7 @@ from typing import Any
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.near import hint
+from smtrain.core.suggest import hint
 from smtrain.stages.base import JobStage
 
 

@@ -15,7 +15,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.checks import report_on, require_launchable
 from smtrain.client.preflight.context import Check
 from smtrain.core.config import Stage
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.check_records import conversations, documents, pairs

@@ -312,7 +312,7 @@ def _unread_warnings(
     kind: Kind, words: str, counts: Mapping[str, int], make: Any, block: Any
 ) -> Iterator[Finding]:
     """Warnings about unlearned or unseen text, each with the remedy for its cause."""
-    from smtrain.worker.data.tokenize.unread_causes import cause_of
+    from smtrain.worker.data.tokenize.ignored_causes import cause_of
 
     causes = {name: cause_of(name, text="template" not in make.__dict__) for name in counts}
     dropped_names = {name for name, cause in causes.items() if cause.by_template}

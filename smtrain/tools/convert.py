@@ -17,7 +17,7 @@ from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import home, only_writer
 from smtrain.core.protocol.uris import split_uri
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint import convert as worker
 from smtrain.worker.checkpoint.convert import ReadOptions

@@ -9,7 +9,7 @@ from smtrain.client.config.load import Source
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.runs.pipeline import make_pipeline
 from smtrain.core import text
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.check import look_first

@@ -18,7 +18,7 @@ from smtrain.core.config import Stage
 from smtrain.core.errors import ConfigError
 from smtrain.core.interrupts import resumable_interrupt
 from smtrain.core.protocol.log_lines import Line
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 

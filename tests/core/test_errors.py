@@ -23,7 +23,7 @@ from smtrain.core.errors import (
     reword,
 )
 from smtrain.core.extras import missing_module
-from smtrain.core.public import public, to_smtrain_error
+from smtrain.core.public_api import public, to_smtrain_error
 
 ROOT = Path(__file__).resolve().parents[2]
 

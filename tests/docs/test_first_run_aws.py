@@ -21,7 +21,7 @@ import smtrain.client.backends.sagemaker.calls
 from smtrain.client.iam import policies
 from smtrain.core.config import Stage
 from smtrain.core.facts.images import serves
-from smtrain.core.public import sentence
+from smtrain.core.public_api import sentence
 from smtrain.plane.client import ensure_running
 from smtrain.worker.checkpoint.summary import verify
 from tests import tiers

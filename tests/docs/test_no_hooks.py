@@ -45,7 +45,7 @@ def changed_by_import(text: str) -> Iterator[str]:
 )
 def test_a_changed_table_is_found(line: str) -> None:
     text = (
-        "from smtrain.client.preflight import checks\nfrom smtrain.core.public import"
+        "from smtrain.client.preflight import checks\nfrom smtrain.core.public_api import"
         f" TABLE\n\n{line}\n"
     )
     assert [*changed_by_import(text)] == [line.partition(".")[0]]

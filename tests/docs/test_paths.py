@@ -116,6 +116,6 @@ def test_a_name_of_nothing_is_found(text: str) -> None:
     assert not list(
         wrong(
             "docs/architecture.md",
-            "see core/text.py:1, by `client.launch.one_job`, `core.text.say`",
+            "see core/text.py:1, by `client.launch.submit`, `core.text.say`",
         )
     )

@@ -36,7 +36,7 @@ FILES = {
         "import typer\n\napp = typer.Typer()\n\n@app.command()\ndef logs():\n    follow()\n\n"
         "def follow():\n    pass\n"
     ),
-    "smtrain/client/launch/one_job.py": "def create():\n    pass\n",
+    "smtrain/client/launch/submit.py": "def create():\n    pass\n",
     "smtrain/core/facts/prices.toml": "",
     "smtrain/core/facts/read.py": (
         "def prices():\n    return load('prices')\n\ndef load(name):\n    return name\n"
@@ -67,7 +67,7 @@ FILES = {
         "def test_logs():\n    main(['logs'])\n"
     ),
     "tests/client/launch/test_run.py": (
-        "from smtrain.client.launch.one_job import create\n\ndef test_run():\n    create()\n"
+        "from smtrain.client.launch.submit import create\n\ndef test_run():\n    create()\n"
     ),
     "tests/core/facts/test_prices.py": (
         "from smtrain.core.facts.read import prices\n\ndef test_prices():\n    prices()\n"

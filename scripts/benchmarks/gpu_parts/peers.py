@@ -15,7 +15,7 @@ from scripts.benchmarks.gpu_parts.weights import draw_values, fill
 from smtrain.core.model.lora import AdapterShape
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.transformers_build import transformers_config
-from smtrain.worker.engine.initial import RandomFactors
+from smtrain.worker.engine.initial_weights import RandomFactors
 
 
 def transformers_model(

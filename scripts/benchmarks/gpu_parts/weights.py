@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.engine.initial import RandomWeights
+from smtrain.worker.engine.initial_weights import RandomWeights
 from smtrain.worker.engine.native import NativeEngine
 
 DEVIATION = 0.02

@@ -16,8 +16,8 @@ from smtrain.core.config.section import Section
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import install, present
 from smtrain.core.facts import table
-from smtrain.core.near import hint
 from smtrain.core.protocol.requests import is_of_run
+from smtrain.core.suggest import hint
 from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 
 

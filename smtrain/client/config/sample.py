@@ -17,7 +17,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.section import descriptions
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
-from smtrain.core.facts.names import positions
+from smtrain.core.facts.name_suggestions import positions
 from smtrain.core.facts.trainium2 import torus_chip
 from smtrain.core.files import read_object
 from smtrain.core.model.hf_config import positions_named

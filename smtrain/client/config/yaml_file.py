@@ -9,7 +9,7 @@ from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError, first_line
 from smtrain.core.facts import parse as parse_toml
 from smtrain.core.files import open_named
-from smtrain.core.near import near_path
+from smtrain.core.suggest import near_path
 from smtrain.core.yaml_text import MOST_BYTES, YamlError, parse
 
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}

@@ -10,8 +10,8 @@ from typing import Any
 
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow.follower import Event, StatusPolled
+from smtrain.client.follow.job_cost import JobCost, cost_of
 from smtrain.client.follow.machines import usage_rows
-from smtrain.client.follow.money import JobCost, cost_of
 from smtrain.core.config.units import spell
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record, warning

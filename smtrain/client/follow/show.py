@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from smtrain.client.follow import notebook
+from smtrain.client.follow.feed_trackers import TrackerFeed, open_feed
 from smtrain.client.follow.follower import Cursor, Event, Follower, StatusChange, StatusPolled
 from smtrain.client.follow.progress import Progress
-from smtrain.client.follow.tracked import TrackerFeed, open_feed
 from smtrain.core import text
 from smtrain.core.aws_errors import EXPIRED_CREDENTIALS, REFRESH, has_expired_credentials
 from smtrain.core.errors import JobError

@@ -20,7 +20,7 @@ from smtrain.client.iam.statements import (
     other_role_statements,
     serving_images,
 )
-from smtrain.client.launch.graphs import CACHES, cache_root
+from smtrain.client.launch.compiled_graphs import CACHES, cache_root
 from smtrain.client.launch.image_pattern import is_pattern
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
@@ -28,7 +28,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.images import EcrImage, ecr_image
 from smtrain.core.protocol.owner import owner_uri
 from smtrain.core.protocol.uris import split_uri
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.stages import stages_of
 from smtrain.stages.base import checkpoint_uri, run_uri

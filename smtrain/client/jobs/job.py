@@ -19,7 +19,7 @@ from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
 from smtrain.core.protocol.requests import is_of_run, stage_of
-from smtrain.core.public import public_class, to_smtrain_error
+from smtrain.core.public_api import public_class, to_smtrain_error
 from smtrain.core.targets import TARGETS, TargetName
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from smtrain.client.follow.failure import Explanation
-    from smtrain.client.follow.money import JobCost
+    from smtrain.client.follow.job_cost import JobCost
 
 
 _MAX_ROWS = 1000
@@ -333,8 +333,8 @@ class Job:
         return draw(self.records, self.name)
 
     def cost(self) -> JobCost:
-        """Dollars so far, or as billed at the end: `smtrain.client.follow.money`."""
-        from smtrain.client.follow.money import cost_of
+        """Dollars so far, or as billed at the end: `smtrain.client.follow.job_cost`."""
+        from smtrain.client.follow.job_cost import cost_of
 
         return cost_of(
             self.describe(), region=self.target.region_name(), local=self.target.record.here

@@ -21,7 +21,7 @@ from smtrain.core.files import parse_object
 from smtrain.core.model.hf_folder import ADAPTER
 from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.protocol.uris import RUN, split_uri
-from smtrain.core.public import to_smtrain_error
+from smtrain.core.public_api import to_smtrain_error
 from smtrain.core.targets import TARGETS
 
 _ENDED_BADLY = {"Failed": "failed", "Stopped": "was stopped"}

@@ -14,9 +14,9 @@ from smtrain.client.backends.base import Backend
 from smtrain.core.config import textfiles
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import only_writer
-from smtrain.core.near import hint
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import split_uri
+from smtrain.core.suggest import hint
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job

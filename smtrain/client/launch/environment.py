@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smtrain.client.launch import graphs
+from smtrain.client.launch import compiled_graphs
 from smtrain.client.planner.this_machine import is_here
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts import instance
@@ -52,7 +52,7 @@ def environment(
         elif not native:
             variables |= _xla(config, sdk_release(image))
         if not config.network.isolation:
-            variables[GRAPHS if native else graphs.VARIABLE] = graphs.cache_uri(
+            variables[GRAPHS if native else compiled_graphs.VARIABLE] = compiled_graphs.cache_uri(
                 config, image, variables | config.compute.environment, model_config
             )
     return variables | config.compute.environment
@@ -91,7 +91,7 @@ def _xla(config: JobConfig, release: tuple[int, int, int] | None) -> dict[str, s
     if config.compute.keep_alive or not config.network.isolation:
         # With a network the cache is in S3 instead; without either the compiler has its own place
         # on the disk.
-        variables[graphs.VARIABLE] = f"{WARM_POOL_CACHE}/neuron"
+        variables[compiled_graphs.VARIABLE] = f"{WARM_POOL_CACHE}/neuron"
     if release is None or release >= (2, 31, 0):
         # No PyTorch/XLA from 2.31 on, and the runtime ignores the variable of asynchronous
         # requests.

@@ -16,7 +16,7 @@ from smtrain.core import text
 from smtrain.core.config import Stage
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import install
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 
 

@@ -25,11 +25,11 @@ from smtrain.core.config.schema import other_inputs
 from smtrain.core.config.textfiles import matches
 from smtrain.core.config.training import Train
 from smtrain.core.config.units import spell_bytes
-from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import files_below, read_object
 from smtrain.core.model.hf_folder import is_checkpoint_file
 from smtrain.core.protocol.uris import HUBS, RUN, is_mounted, split_uri
+from smtrain.core.spinner import spinner
 from smtrain.core.text import Say
 from smtrain.plane.hosts import note
 

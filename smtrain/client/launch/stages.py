@@ -13,7 +13,7 @@ from typing import Any
 from smtrain.client.backends.base import Backend
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import attempts_at, jobs_of, list_jobs
-from smtrain.client.launch import graphs
+from smtrain.client.launch import compiled_graphs
 from smtrain.client.launch.bundle import build_bundle
 from smtrain.client.launch.digests import UPLOADS, upload_digests
 from smtrain.client.launch.environment import environment
@@ -213,7 +213,7 @@ class Chain:
         variables = environment(
             self.config, "compile", image_of(self.config), self.resolved.model_config
         )
-        return graphs.compile_cache_uri(self.config, variables)
+        return compiled_graphs.compile_cache_uri(self.config, variables)
 
     @property
     def checkpoints(self) -> str:
@@ -249,7 +249,7 @@ class Chain:
 
     def _compiling_job(self, known_jobs: list[Job]) -> list[Job]:
         """The job of another run that filled this cache, if there is one."""
-        marker = graphs.read_marker(self.target, self.graphs)
+        marker = compiled_graphs.read_marker(self.target, self.graphs)
         if marker is None or marker["job"] in [job.name for job in known_jobs]:
             return []
         job = Job(marker["job"], self.target)

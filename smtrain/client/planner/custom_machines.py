@@ -19,7 +19,7 @@ from smtrain.core.config.error_messages import key_of, sentence_of
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import lnc_of
-from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.name_suggestions import instance_meant
 from smtrain.core.files import home_path
 
 _FORM: TypeAdapter[dict[MachineName, MachineEntry]] = TypeAdapter(dict[MachineName, MachineEntry])

@@ -15,7 +15,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import sagemaker_lack
 from smtrain.core.facts.image_fit import image_fault
-from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.name_suggestions import instance_meant
 from smtrain.core.facts.trainium2 import torus_sentence
 from smtrain.core.targets import TARGETS
 

@@ -19,7 +19,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16, no_qlora
 from smtrain.core.facts.gpus import has_bf16, no_bf16, without_kernels
-from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.name_suggestions import instance_meant
 from smtrain.core.facts.trainium2 import (
     Group,
     first_group_off_torus,

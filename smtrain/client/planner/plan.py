@@ -64,7 +64,7 @@ from smtrain.core.config.compute import MachineEntry
 from smtrain.core.config.schema import is_of_aws
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.stages import stages_of
 

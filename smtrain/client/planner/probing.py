@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry
-from smtrain.core.doing import spinner
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing_module, present
 from smtrain.core.files import home, home_path, read_object, write_atomically
 from smtrain.core.machine import cores_here, gpus_here, processor_here
+from smtrain.core.spinner import spinner
 from smtrain.core.text import say
 from smtrain.version import __version__
 

@@ -28,10 +28,10 @@ from smtrain.core.errors import ConfigError, JobError, reword
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import engine_of, sagemaker_lack
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.near import hint
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import RUN
-from smtrain.core.public import public
+from smtrain.core.public_api import public
+from smtrain.core.suggest import hint
 from smtrain.core.targets import TARGETS
 
 _LOADED_CONFIGS: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()

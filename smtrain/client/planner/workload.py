@@ -16,15 +16,15 @@ from smtrain.core.config.machine_defaults import Kind, compiles, is_deterministi
 from smtrain.core.errors import ConfigError, JobError, SmtrainError, first_line
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import EngineName, is_neuron
-from smtrain.core.facts.names import positions
+from smtrain.core.facts.name_suggestions import positions
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.core.files import read_object
 from smtrain.core.model.extension import positions_after, remarks_of
 from smtrain.core.model.hf_config import positions_named
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.near import hint
 from smtrain.core.protocol.uris import RUN
+from smtrain.core.suggest import hint
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.parents import Parent

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 
 from smtrain.client.findings import Finding
-from smtrain.client.launch.siblings import sibling_of
+from smtrain.client.launch.prefix_siblings import sibling_of
 from smtrain.client.preflight.context import Context, ResourceMissing
 from smtrain.core.config.schema import inputs_of, other_inputs
 from smtrain.core.protocol.uris import objects_at, split_uri

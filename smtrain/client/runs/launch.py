@@ -13,10 +13,10 @@ from smtrain.client.backends.choose import backend_of
 from smtrain.client.config.load import Source
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.job import Job
-from smtrain.client.launch import graphs, notify, queued
-from smtrain.client.launch.one_job import running_fallback, submit
+from smtrain.client.launch import compiled_graphs, notify, queued_backends
 from smtrain.client.launch.request import Request
 from smtrain.client.launch.stages import Chain, StagePlan
+from smtrain.client.launch.submit import running_fallback, submit
 from smtrain.client.planner.resolve import load_config, with_tags
 from smtrain.client.runs.run import Run, StageResult
 from smtrain.core.config import JobConfig, Stage
@@ -25,7 +25,7 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.git import TAG, describe_commit
 from smtrain.core.interrupts import Interrupted
 from smtrain.core.protocol.log_lines import Line
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
@@ -258,7 +258,7 @@ def _queue(
     wait: bool,
 ) -> None:
     """Submit all stages at once; if `wait`, follow them one after the other."""
-    for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
+    for stage, job in queued_backends.submit_chain(chain, stages, say, again=again).items():
         start_time, is_skipped = time.monotonic(), job.known_done
         if wait and not is_skipped:
             with notify.told_of(chain, stage, job, say):
@@ -271,9 +271,9 @@ def _queue(
 
 def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
     if chain.target.record.queues:
-        return queued.submit(chain, plan, say, again=again)[0]
+        return queued_backends.submit(chain, plan, say, again=again)[0]
     if plan.stage == "train" and not plan.running_job:
-        graphs.announce_compiling(chain.target, chain.config, plan.request, say)
+        compiled_graphs.announce_compiling(chain.target, chain.config, plan.request, say)
     return submit(chain, plan, say, again=again)
 
 

@@ -13,7 +13,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError, first_line
 from smtrain.core.files import parse_json
-from smtrain.core.public import public_class
+from smtrain.core.public_api import public_class
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from smtrain.core.config.identity import ADDED_LATER
 from smtrain.core.config.section import Section
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.near import nearest
+from smtrain.core.suggest import nearest
 
 Column = Literal[
     "messages",

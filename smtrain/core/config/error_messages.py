@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from smtrain.core.config.annotations import section_in
 from smtrain.core.errors import Code, Sentence
 from smtrain.core.facts import table
-from smtrain.core.facts.names import instance_meant, region_meant
-from smtrain.core.near import nearest
+from smtrain.core.facts.name_suggestions import instance_meant, region_meant
 from smtrain.core.protocol.uris import meant
+from smtrain.core.suggest import nearest
 
 _LONGEST = 200
 

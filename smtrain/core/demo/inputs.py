@@ -15,9 +15,9 @@ from typing import Any
 
 from smtrain.core.demo import smollm2
 from smtrain.core.demo.documentation import documentation
-from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import home
+from smtrain.core.spinner import spinner
 from smtrain.core.text import Say
 
 TEXT, QUESTIONS, HELP = "demo://python-stdlib", "demo://python-questions", "demo://python-help"

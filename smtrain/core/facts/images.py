@@ -180,7 +180,7 @@ def _registry(region: str) -> str:
 
 
 def _near_region(region: str) -> str:
-    from smtrain.core.facts.names import region_meant
+    from smtrain.core.facts.name_suggestions import region_meant
 
     suggestion = region_meant(region)
     return f"did you mean {suggestion}? else " if suggestion else ""

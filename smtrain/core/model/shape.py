@@ -30,7 +30,7 @@ from smtrain.core.model.sizes import (
     untrained_part,
 )
 from smtrain.core.model.text_part import text_part
-from smtrain.core.model.unknown import odd_attention, refusal
+from smtrain.core.model.unsupported_model import odd_attention, refusal
 from smtrain.core.text import with_article
 
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")

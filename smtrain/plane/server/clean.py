@@ -17,7 +17,7 @@ from typing import Any
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError, LocalError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
-from smtrain.core.protocol.finished import Record, select_removal
+from smtrain.core.protocol.removable_jobs import Record, select_removal
 from smtrain.core.protocol.uris import objects_at, split_uri
 from smtrain.plane.client import Endpoint, running_endpoint, state_folder
 from smtrain.plane.files import remove as remove_tree

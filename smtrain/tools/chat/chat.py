@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.launch.names import require_name
-from smtrain.core.doing import spinner
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.extras import pause_collector
 from smtrain.core.model.chat_options import checked_options
-from smtrain.core.public import public
+from smtrain.core.public_api import public
+from smtrain.core.spinner import spinner
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.conversation import Chat, Conversation, EndpointChat, Speaker

@@ -13,7 +13,7 @@ from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.aws_errors import is_not_found
 from smtrain.core.errors import CheckpointError, ConfigError, JobError
 from smtrain.core.files import parse_json
-from smtrain.core.public import public_class
+from smtrain.core.public_api import public_class
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import clean
 from smtrain.worker.generation.sampling import Sampling

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, DataError, first_line
 from smtrain.core.files import only_writer, parse_json, read_whole
 from smtrain.core.model.chat_options import checked_options
-from smtrain.core.near import near_path
-from smtrain.core.public import public
+from smtrain.core.public_api import public
+from smtrain.core.spinner import spinner
+from smtrain.core.suggest import near_path
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.chat import Models, find_models, known_settings, load_models
@@ -331,7 +331,7 @@ def _encode_prompts(
     """Ids of all prompts, so that an invalid one is reported before the first is answered; prints
     missing fields.
     """
-    from smtrain.worker.data.read.unread import IgnoredText, ignored_text_sentence
+    from smtrain.worker.data.read.ignored_fields import IgnoredText, ignored_text_sentence
     from smtrain.worker.generation.conversation import (
         encode_conversation,
         ignored_in,

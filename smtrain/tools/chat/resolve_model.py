@@ -29,11 +29,11 @@ from smtrain.core.model.remedies import (
     misfit,
     missing_shards,
 )
-from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, spelling_fault
+from smtrain.core.suggest import near_path
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
-from smtrain.tools.chat.far_place import RemoteFolder
+from smtrain.tools.chat.remote_folder import RemoteFolder
 from smtrain.worker.checkpoint.huggingface.damage import edited_files
 from smtrain.worker.checkpoint.storage import LocalPlace, Place
 from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in

@@ -17,7 +17,7 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.names import region_meant
+from smtrain.core.facts.name_suggestions import region_meant
 
 HEAD_OUTPUT, COMPUTE_OUTPUT = "HeadSubnet", "ComputeSubnet"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")

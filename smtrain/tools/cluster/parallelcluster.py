@@ -19,8 +19,8 @@ from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import is_neuron
-from smtrain.core.near import hint
 from smtrain.core.protocol.uris import split_uri
+from smtrain.core.suggest import hint
 from smtrain.tools.cluster.network import region_faults
 
 OSES = {

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from smtrain.core.errors import ConfigError, DataError
-from smtrain.core.near import hint
-from smtrain.core.public import public
+from smtrain.core.public_api import public
+from smtrain.core.suggest import hint
 from smtrain.core.targets import TargetName
 from smtrain.tools.compare.series import Series, with_tokens
 from smtrain.tools.compare.sources import read

@@ -17,9 +17,9 @@ from smtrain.client.backends.sagemaker.backend import unknown_run
 from smtrain.core.errors import DataError, JobError
 from smtrain.core.extras import missing_module
 from smtrain.core.files import open_named, parse_json
-from smtrain.core.near import near_path
 from smtrain.core.protocol.log_lines import step_record
 from smtrain.core.protocol.requests import rate_changes
+from smtrain.core.suggest import near_path
 from smtrain.core.targets import TargetName
 from smtrain.tools.compare.series import Series, series
 
@@ -207,7 +207,7 @@ def _series_of_attempts(attempts: list[Any], name: str) -> Series:
 
 def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:
     """The price of all machines; None if it is unknown, or the machine is the user's own."""
-    from smtrain.client.follow.money import known_prices
+    from smtrain.client.follow.job_cost import known_prices
     from smtrain.core.protocol.requests import groups_of
 
     if target.record.here:

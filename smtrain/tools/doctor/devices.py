@@ -16,7 +16,7 @@ from smtrain.client.findings import Level
 from smtrain.core.extras import present
 from smtrain.core.facts import instance
 from smtrain.core.text import with_article
-from smtrain.tools.doctor.gathered import (
+from smtrain.tools.doctor.doctor_report import (
     SYSTEM,
     Answer,
     Diagnostics,
@@ -25,7 +25,7 @@ from smtrain.tools.doctor.gathered import (
     first_word,
     numbers,
 )
-from smtrain.tools.doctor.torch_view import MARK
+from smtrain.tools.doctor.torch_probe import MARK
 
 IMPORT = 120.0
 """Seconds for torch to be imported and to multiply two matrices on each device; Neuron compiles
@@ -95,7 +95,7 @@ def _view(diagnostics: Diagnostics) -> TorchView:
     """Import torch elsewhere, and say what happened to it."""
     if not present("torch"):
         return TorchView()  # `software` says so
-    answer = ask(*child_command("smtrain.tools.doctor.torch_view"), seconds=IMPORT)
+    answer = ask(*child_command("smtrain.tools.doctor.torch_probe"), seconds=IMPORT)
     line = next((line for line in answer.out.splitlines() if line.startswith(MARK)), None)
     if line is None:
         reason = answer.failure_reason()

@@ -14,15 +14,15 @@ from typing import Any
 
 from smtrain.client.findings import Finding, Report
 from smtrain.client.planner.machines import GIB
-from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import probe, write_atomically
 from smtrain.core.pages.charts import chart
 from smtrain.core.pages.page import Cell, number, render
+from smtrain.core.spinner import spinner
 from smtrain.core.text import align_columns
 from smtrain.tools.doctor import verdicts
 from smtrain.tools.doctor.devices import TorchView, devices
-from smtrain.tools.doctor.gathered import Diagnostics
+from smtrain.tools.doctor.doctor_report import Diagnostics
 from smtrain.tools.doctor.software import disks, processor, software
 from smtrain.tools.doctor.training import ALL_DEVICES, Outcome, Trials, train
 from smtrain.version import __version__

@@ -15,7 +15,7 @@ from smtrain.core.model.transformers_build import transformers_config
 from smtrain.tools.doctor.task import SizedModel
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.engine.base import OptimizerOptions
-from smtrain.worker.engine.initial import RandomWeights
+from smtrain.worker.engine.initial_weights import RandomWeights
 
 SEED = 20
 LR = 1e-3

@@ -17,7 +17,7 @@ from smtrain.core.machine import memory_here
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.shape import ModelShape
 from smtrain.tools.doctor.devices import TorchView
-from smtrain.tools.doctor.gathered import first_word
+from smtrain.tools.doctor.doctor_report import first_word
 from smtrain.tools.doctor.task import SizedModel, ladder, with_layers
 
 _PER_CORE = 13e6  # parameters for each processor core: a step of 512 tokens takes a second or two

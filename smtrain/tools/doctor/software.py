@@ -20,7 +20,7 @@ from smtrain.core.errors import first_line
 from smtrain.core.extras import MODULES, install, missing_module
 from smtrain.core.files import home_path, probe
 from smtrain.core.machine import CGROUP, cores_here, memory_here, memory_limit_here, processor_here
-from smtrain.tools.doctor.gathered import SYSTEM, Diagnostics, first_word, numbers
+from smtrain.tools.doctor.doctor_report import SYSTEM, Diagnostics, first_word, numbers
 from smtrain.version import __version__
 
 TRAINING_PACKAGES = ("torch", "transformers")

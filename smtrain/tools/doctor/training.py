@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.doing import spinner
 from smtrain.core.files import parse_json
 from smtrain.core.machine import cores_here
+from smtrain.core.spinner import spinner
 from smtrain.tools.doctor.devices import TorchView
-from smtrain.tools.doctor.gathered import anonymise, child_command, kill_session
+from smtrain.tools.doctor.doctor_report import anonymise, child_command, kill_session
 from smtrain.tools.doctor.sizes import large_model
 from smtrain.tools.doctor.task import SizedModel, State, Task, scale_batch, small_model
 

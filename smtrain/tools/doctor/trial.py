@@ -24,7 +24,7 @@ from smtrain.tools.doctor.task import SAVE_STEP, STEPS, SizedModel, Task
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.targets import HuggingFace
 from smtrain.worker.engine.base import ParallelOptions, StepResult
-from smtrain.worker.engine.initial import RandomWeights
+from smtrain.worker.engine.initial_weights import RandomWeights
 from smtrain.worker.engine.native import NativeEngine, init_distributed
 from smtrain.worker.train import probe
 from smtrain.worker.train.operators import HeldBytes, Operators, fallbacks

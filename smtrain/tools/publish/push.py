@@ -12,7 +12,7 @@ from smtrain.core.errors import ConfigError, JobError, first_line
 from smtrain.core.extras import missing_module
 from smtrain.core.model.card import README, card, metadata, usage
 from smtrain.core.model.hf_folder import SOURCE, WEIGHTS, is_legal
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find

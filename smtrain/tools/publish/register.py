@@ -13,7 +13,7 @@ from smtrain.client.launch import names
 from smtrain.core import text
 from smtrain.core.aws_errors import is_not_found
 from smtrain.core.errors import JobError
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import find

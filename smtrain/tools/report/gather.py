@@ -12,7 +12,7 @@ from typing import Any
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of_job, queue
 from smtrain.client.backends.sagemaker.backend import unknown_run
-from smtrain.client.follow.money import JobCost, cost_of
+from smtrain.client.follow.job_cost import JobCost, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs

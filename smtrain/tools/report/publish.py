@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from smtrain.client.backends.base import Backend
-from smtrain.client.follow.tracked import tracked_of
+from smtrain.client.follow.feed_trackers import tracked_of
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.track import Track
 from smtrain.core.errors import JobError, first_line

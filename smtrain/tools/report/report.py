@@ -20,14 +20,14 @@ from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import write_atomically
 from smtrain.core.pages.charts import chart
 from smtrain.core.pages.page import Cell, number, render
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.plane.hosts import read
 from smtrain.tools.report.gather import JobAccount, RunAccount, gather
-from smtrain.tools.report.installed import commands
+from smtrain.tools.report.install_command import commands
 from smtrain.tools.report.waste import Portion, portions
 from smtrain.version import __version__
-from smtrain.worker.evaluation.long import pictures
+from smtrain.worker.evaluation.long_context import pictures
 from smtrain.worker.evaluation.report import metric_of, sentences
 
 _GENERATOR = "smtrain report"

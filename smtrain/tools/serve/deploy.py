@@ -11,7 +11,7 @@ from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, sagemaker_backend_of_job
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.follow.money import known_prices
+from smtrain.client.follow.job_cost import known_prices
 from smtrain.client.jobs.listing import train_jobs
 from smtrain.client.launch.names import require_name, schedule_name
 from smtrain.client.prices import Price
@@ -21,9 +21,9 @@ from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.engines import is_neuron
 from smtrain.core.facts.images import serving_image
-from smtrain.core.facts.names import instance_meant
-from smtrain.core.near import nearest
-from smtrain.core.public import public
+from smtrain.core.facts.name_suggestions import instance_meant
+from smtrain.core.public_api import public
+from smtrain.core.suggest import nearest
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find

@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 from smtrain.core import text
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import present
-from smtrain.core.near import hint
+from smtrain.core.suggest import hint
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find
@@ -155,7 +155,7 @@ def command_of(server: Server, model: FoundModel, folder: Path, socket_path: str
         return [
             sys.executable,
             "-m",
-            "smtrain.tools.serve.on_socket",
+            "smtrain.tools.serve.unix_socket_server",
             socket_path,
             "serve",
             str(folder),

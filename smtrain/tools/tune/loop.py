@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import isfinite
 
 from smtrain.client.jobs.job import Job
-from smtrain.client.launch import queued
-from smtrain.client.launch.one_job import running_fallback, submit
+from smtrain.client.launch import queued_backends
 from smtrain.client.launch.stages import Chain
+from smtrain.client.launch.submit import running_fallback, submit
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
@@ -124,7 +124,7 @@ class TrialLoop:
             if plan.completed_job:
                 job = plan.completed_job
             elif self.base.target.record.queues:
-                job, _ = queued.submit(chain, plan, _say_nothing)
+                job, _ = queued_backends.submit(chain, plan, _say_nothing)
             else:
                 job = submit(chain, plan, _say_nothing)
         except ConfigError as error:  # these values exclude each other; the next ones may not

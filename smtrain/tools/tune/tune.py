@@ -24,7 +24,7 @@ from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import home, only_writer, replacing_files
 from smtrain.core.interrupts import resumable_interrupt
-from smtrain.core.public import public
+from smtrain.core.public_api import public
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stage_named, stages_before, stages_of

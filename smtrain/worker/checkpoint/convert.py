@@ -12,7 +12,7 @@ from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, folder_of, tokenizer_
 from smtrain.core.model.layout import KvOrder
 from smtrain.core.model.other_forms import refuse_elsewhere
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.public import public_class
+from smtrain.core.public_api import public_class
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION

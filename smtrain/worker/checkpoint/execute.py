@@ -12,8 +12,8 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 
-from smtrain.core.doing import spinner
 from smtrain.core.errors import CheckpointError
+from smtrain.core.spinner import spinner
 from smtrain.worker.checkpoint.conversion_plan import (
     MANIFEST,
     ConversionPlan,

@@ -12,9 +12,9 @@ from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.model.layout import KvOrder
 from smtrain.core.model.remedies import broken_link, file_kind, folder_misfit, missing_shards
 from smtrain.core.model.text_part import text_part
-from smtrain.core.near import near_path
 from smtrain.core.protocol.lineage import Lines
 from smtrain.core.protocol.uris import not_here, spelling_fault
+from smtrain.core.suggest import near_path
 from smtrain.worker.checkpoint import manifest as native_manifest
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config

@@ -10,8 +10,8 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.model.footprint import PRECISIONS, Precision
 from smtrain.core.model.layout import KvOrder
-from smtrain.core.near import hint
-from smtrain.core.public import public_class
+from smtrain.core.public_api import public_class
+from smtrain.core.suggest import hint
 
 Spelling = Literal["te", "local"]
 """Megatron's layer specs, which name the norms differently."""

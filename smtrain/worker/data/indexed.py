@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from smtrain.core.errors import DataError
-from smtrain.core.near import near_path
+from smtrain.core.suggest import near_path
 from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_of_pair
 from smtrain.worker.object_store import retry, unreadable_error
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.ignored_fields import Findings
 from smtrain.worker.data.read.reading import BadLine
-from smtrain.worker.data.read.unread import Findings
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from smtrain.worker.data.clean.cleaning import Cleaning, hashes
 from smtrain.worker.data.clean.dedup import NEAR_DUPLICATES, SeenDocuments, SeenSignatures
 from smtrain.worker.data.clean.overlap import finder_of, read_tests
 from smtrain.worker.data.clean.refiner import Refiner, refine_versions
-from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.ignored_fields import EXAMPLES, Findings, IgnoredText
 from smtrain.worker.data.read.reading import Documents, read_block
 from smtrain.worker.data.read.sources import Format, find_files
-from smtrain.worker.data.read.unread import EXAMPLES, Findings, IgnoredText
+from smtrain.worker.data.read.split_files import cut_file
 
 _LINES_KEPT = 200_000
 _EXCERPT_CHARACTERS = 300

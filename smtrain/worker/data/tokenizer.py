@@ -19,7 +19,7 @@ from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.model.hf_tokenizer import Say
 from smtrain.core.model.remedies import file_kind, file_misfit
-from smtrain.core.near import near_path
+from smtrain.core.suggest import near_path
 from smtrain.worker.data.indexed import token_dtype
 from smtrain.worker.object_store import is_of_machine, retry, unreadable_error
 

@@ -18,8 +18,8 @@ from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.evaluation import report
 from smtrain.worker.evaluation.harness import EvaluationRequest, Measurement, Tasks, versions
 from smtrain.worker.evaluation.libraries import HarnessProgress
-from smtrain.worker.evaluation.long import LongRequest, grids, pictures
-from smtrain.worker.evaluation.long import measure as measure_long
+from smtrain.worker.evaluation.long_context import LongRequest, grids, pictures
+from smtrain.worker.evaluation.long_context import measure as measure_long
 
 
 def evaluate(

@@ -18,7 +18,7 @@ from typing import Any
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.machine import cores_here
-from smtrain.worker.evaluation import confined
+from smtrain.worker.evaluation import sandbox
 
 WALL_SECONDS = 30.0
 """For a program that sleeps or waits; one that computes ends after `confined.CPU_SECONDS`."""
@@ -37,7 +37,7 @@ def passes(program: str) -> bool:
     reader, writer = os.pipe()
     try:
         with tempfile.TemporaryDirectory(prefix="smtrain-generated-") as folder:
-            command = [sys.executable, "-I", confined.__file__, folder, str(writer)]
+            command = [sys.executable, "-I", sandbox.__file__, folder, str(writer)]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

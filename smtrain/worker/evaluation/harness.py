@@ -23,10 +23,10 @@ from smtrain.core.benchmarks import (
     shots_fault,
     tasks_of,
 )
-from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.core.extras import missing_module, pause_collector, present
-from smtrain.core.near import nearest
+from smtrain.core.spinner import spinner
+from smtrain.core.suggest import nearest
 from smtrain.worker.evaluation.libraries import (
     HarnessProgress,
     configure_libraries,
@@ -202,7 +202,7 @@ class Tasks:
             raise
 
     def _load(self, work: Path) -> None:
-        from smtrain.worker.data.read.unread import IgnoredText, ignored_text_sentence
+        from smtrain.worker.data.read.ignored_fields import IgnoredText, ignored_text_sentence
 
         request, folders = self.request, []
         refuse_tasks(request)

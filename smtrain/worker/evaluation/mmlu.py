@@ -17,7 +17,7 @@ import yaml
 
 from smtrain.core.benchmarks import ALL_SUBJECTS, Parts
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.unread import IgnoredText, count_ignored_columns
+from smtrain.worker.data.read.ignored_fields import IgnoredText, count_ignored_columns
 from smtrain.worker.evaluation.questions import count_others, parquet_table, refuse_two_copies
 
 _SPLITS = ("test", "dev")

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from smtrain.core.benchmarks import BENCHMARKS, Parts, benchmark_of, benchmarks_in, tasks_of
-from smtrain.worker.data.read.unread import IgnoredText
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.evaluation import mmlu
 from smtrain.worker.evaluation.questions import count_others, questions_in
 

@@ -16,7 +16,7 @@ from typing import Any
 from smtrain.core.benchmarks import AGIEVAL_CHINESE, AGIEVAL_CLOZE, BENCHMARKS, Parts
 from smtrain.core.errors import DataError
 from smtrain.core.files import MOST_JSON, open_regular_file, parse_json
-from smtrain.worker.data.read.unread import IgnoredText, holds_text, ignored_fields
+from smtrain.worker.data.read.ignored_fields import IgnoredText, holds_text, ignored_fields
 
 Record = dict[str, Any]
 _LETTERS = "ABCDEFG"

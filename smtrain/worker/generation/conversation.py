@@ -108,8 +108,13 @@ def unwritten_parts(
     loaded_model: LoadedModel, messages: list[Message], options: Options
 ) -> list[str]:
     """Names of the turns, fields and options of a conversation that its text does not have."""
+    from smtrain.worker.data.tokenize.template_losses import (
+        Rendering,
+        fates,
+        turn_texts,
+        unwritten_in,
+    )
     from smtrain.worker.data.tokenize.template_options import template_variables
-    from smtrain.worker.data.tokenize.unwritten import Rendering, fates, turn_texts, unwritten_in
 
     rendering = Rendering(text_of(loaded_model, messages, options), [])
     tools = options.get("tools", ("", None))[1]

@@ -42,7 +42,7 @@ from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.comm import ProcessMesh
-from smtrain.worker.engine.native.remembering import CachedStage, KVCache
+from smtrain.worker.engine.native.kv_cache import CachedStage, KVCache
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.generation.load import (
     NO_MODEL,

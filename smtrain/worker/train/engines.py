@@ -16,7 +16,7 @@ from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Engine, OptimizerOptions, ParallelOptions
-from smtrain.worker.engine.initial import RandomWeights
+from smtrain.worker.engine.initial_weights import RandomWeights
 
 Gather = Callable[[Any], list[Any]]
 

@@ -18,14 +18,14 @@ from smtrain.core.errors import SmtrainError
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint.manifest import step_folder
 from smtrain.worker.engine.base import Engine, StepResult
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 from smtrain.worker.output import log_line
 from smtrain.worker.train.data_position import Position, learning_rate
 from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.health import LossWatch, PairWatch, RoutingWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.operators import StepReport
-from smtrain.worker.train.pending import PendingStep
+from smtrain.worker.train.pending_steps import PendingStep
 from smtrain.worker.train.profile import StepProfiler
 from smtrain.worker.train.stop import FirstStep, StopRequest
 from smtrain.worker.train.validation import ValidationResult, Validator

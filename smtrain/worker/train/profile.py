@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from smtrain.core.config.training import Profile
 from smtrain.core.protocol.log_lines import PROFILE
 from smtrain.core.text import Say
-from smtrain.worker.engine.parts import PARTS, StepTimer, mark_parts
+from smtrain.worker.engine.step_timing import PARTS, StepTimer, mark_parts
 
 if TYPE_CHECKING:
     from smtrain.worker.train.engines import Gather

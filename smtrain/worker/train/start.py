@@ -30,7 +30,7 @@ from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.engine.base import Engine
-from smtrain.worker.engine.initial import Zeros
+from smtrain.worker.engine.initial_weights import Zeros
 from smtrain.worker.output import fail, log_line
 from smtrain.worker.train.base_weights import BaseWeights
 from smtrain.worker.train.data_position import Position, changes, identity, promise
@@ -43,7 +43,7 @@ from smtrain.worker.train.metrics import MetricsLog, close_trackers, peak_flops,
 from smtrain.worker.train.operators import StepReport
 from smtrain.worker.train.profile import FOLDER as PROFILE
 from smtrain.worker.train.profile import StepProfiler
-from smtrain.worker.train.references import References
+from smtrain.worker.train.reference_logprobs import References
 from smtrain.worker.train.resume import (
     Resume,
     ResumeChoice,

@@ -10,7 +10,7 @@ import pytest
 import smtrain
 from smtrain.client.config.checks.weights import gated_faults
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.names import is_gated
+from smtrain.core.facts.name_suggestions import is_gated
 
 TOKEN = {"secret": "team/hub"}
 

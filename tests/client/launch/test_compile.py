@@ -18,7 +18,7 @@ import pytest
 import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import list_objects
-from smtrain.client.launch import graphs
+from smtrain.client.launch import compiled_graphs
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
@@ -27,7 +27,7 @@ from smtrain.stages import stages_of
 
 PATH = f"{Path(__file__).parent / 'neuron'}:{Path(sys.executable).parent}:/usr/bin:/bin"
 LIBRARY = importlib.util.find_spec("neuronx_distributed") is not None
-URI = graphs.VARIABLE
+URI = compiled_graphs.VARIABLE
 
 
 def config(inputs: dict[str, Path], name: str, **environment: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_graphs_are_compiled_once_and_every_later_job_knows(
     assert not any(name.endswith((".lock", ".log")) for name in kept)
     chain = Chain(load_config(raw), SageMakerBackend("local"))
     chain_says: list[str] = []
-    graphs.announce_compiling(
+    compiled_graphs.announce_compiling(
         chain.target, chain.config, chain.plan("train").request, chain_says.append
     )
     assert chain_says == [f"graphs: all 3 were compiled by {job.name} ({result['cache']})"]
@@ -123,9 +123,9 @@ def test_graphs_that_fail_fail_the_job_by_name_and_are_not_cached(
     assert "too many instructions" in text
     uri = changed(raw)[URI]
     assert {name.split("/")[1] for name in names(uri)} == {"MODULE_111+aa", "MODULE_333+aa"}
-    assert graphs.read_marker(SageMakerBackend("local"), uri) is None
+    assert compiled_graphs.read_marker(SageMakerBackend("local"), uri) is None
     said: list[str] = []
-    graphs.announce_compiling(
+    compiled_graphs.announce_compiling(
         SageMakerBackend("local"),
         Chain(load_config(raw), SageMakerBackend("local")).config,
         smtrain.request(raw),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain import JobError
-from smtrain.client.launch import one_job
+from smtrain.client.launch import submit
 from smtrain.client.launch.digests import UPLOADS, upload_digests
 from smtrain.client.launch.inputs import Upload, _content_addressed
 from smtrain.core.protocol.entrypoints import entrypoints_folder
@@ -111,7 +111,7 @@ def test_a_job_reads_no_changed_upload_and_the_next_launch_sends_it_again(
         "train": {"steps": 2, "global_batch_size": 2, "seq_len": 32, "precision": "fp32"},
         "compute": {"instance_type": "ml.c5.xlarge"},
     }
-    s3, upload, changed = ensure_running().session().client("s3"), one_job.upload, list[str]()
+    s3, upload, changed = ensure_running().session().client("s3"), submit.upload, list[str]()
 
     def change_after(*arguments: Any) -> None:
         """Upload, then change a byte of one file in S3."""
@@ -127,11 +127,11 @@ def test_a_job_reads_no_changed_upload_and_the_next_launch_sends_it_again(
     launch: Callable[[], smtrain.Job] = lambda: smtrain.launch(  # noqa: E731
         config, stage="prepare", say=lambda _: None
     )
-    monkeypatch.setattr(one_job, "upload", change_after)
+    monkeypatch.setattr(submit, "upload", change_after)
     with pytest.raises(JobError) as refused:
         launch()
     assert f"{changed[0]} has other bytes than were uploaded; delete it, then launch again" in str(
         refused.value
     )
-    monkeypatch.setattr(one_job, "upload", upload)
+    monkeypatch.setattr(submit, "upload", upload)
     assert launch().status == "Completed"

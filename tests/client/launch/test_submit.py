@@ -22,7 +22,7 @@ from botocore.exceptions import ClientError
 import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.listing import list_jobs
-from smtrain.client.launch import one_job as submit
+from smtrain.client.launch import submit as submit
 from smtrain.client.launch.pools import capacity_backoff
 from smtrain.client.sdk.session import answer_was_lost
 from testing.plane import Plane

@@ -21,7 +21,7 @@ from smtrain.client.planner.routable import broken_group
 from smtrain.client.planner.search import search
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.name_suggestions import instance_meant
 from smtrain.core.facts.trainium2 import first_group_off_torus, pairs_of
 from smtrain.core.model.shape import ModelShape
 from tests.conftest import LLAMA

@@ -16,8 +16,8 @@ from botocore.exceptions import ClientError
 import smtrain
 from smtrain.client.backends.choose import backend_of, sagemaker
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.launch.one_job import create
 from smtrain.client.launch.stages import Chain
+from smtrain.client.launch.submit import create
 from smtrain.client.sdk import build
 from tests import as_told
 from tests.client.sdk.wire import SDK, start

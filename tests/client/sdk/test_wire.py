@@ -182,7 +182,7 @@ def test_without_an_sdk_boto3_sends_and_there_is_no_estimator(
 
     monkeypatch.setattr(metadata, "version", none)
     assert installed_sdk() is None
-    from smtrain.client.launch.one_job import create
+    from smtrain.client.launch.submit import create
 
     wire = Wire()
     with pytest.raises(Exception, match="CreateTrainingJob"):

@@ -23,9 +23,9 @@ import pytest
 from smtrain.client.findings import Finding
 from smtrain.core import machine as core_machine
 from smtrain.core.machine import memory_here, memory_limit_here
-from smtrain.tools.doctor import devices, gathered, software, torch_view
+from smtrain.tools.doctor import devices, doctor_report, software, torch_probe
 from smtrain.tools.doctor.devices import TorchView
-from smtrain.tools.doctor.gathered import Diagnostics, anonymise, ask
+from smtrain.tools.doctor.doctor_report import Diagnostics, anonymise, ask
 from tests.typed import typed
 
 Put = Callable[[str, str], Path]
@@ -54,7 +54,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """An empty /dev, /proc and /sys; the fixture puts a file into it."""
     root = tmp_path / "system"
     root.mkdir()
-    for module in (gathered, software, devices):
+    for module in (doctor_report, software, devices):
         monkeypatch.setattr(module, "SYSTEM", root)
     return lambda name, text: written(root / name, text)
 
@@ -90,7 +90,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, view: dict[str, Any], shadow: Put) -> 
     """Findings about the devices, with a torch that says this; it is printed by a program in
     torch's place.
     """
-    line = f"\n{torch_view.MARK}{json.dumps(view)}"
+    line = f"\n{torch_probe.MARK}{json.dumps(view)}"
     shadow(
         "torch/__init__.py",
         f"import sys\nprint({line!r})\nsys.stdout.flush()\nimport os; os._exit(0)\n",
@@ -424,7 +424,7 @@ def test_a_broken_nvidia_driver(
     monkeypatch: pytest.MonkeyPatch,
     shadow: Put,
 ) -> None:
-    monkeypatch.setattr(gathered, "PATIENCE", 1.0)
+    monkeypatch.setattr(doctor_report, "PATIENCE", 1.0)
     system("dev/nvidia0", "")
     tool("nvidia-smi", script)
     (line,) = told(seen(monkeypatch, CUDA_TORCH, shadow), level)
@@ -645,7 +645,7 @@ def test_a_neuron_machine(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(gathered, "PATIENCE", 1.0)
+    monkeypatch.setattr(doctor_report, "PATIENCE", 1.0)
     system("dev/neuron0", "")
     system("sys/module/neuron/version", driver)
     busy = [{**LS[0], "neuron_processes": [{"pid": 4711, "command": "python train.py"}]}]

@@ -23,9 +23,9 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.model.card import front_matter
 from smtrain.core.protocol.log_lines import PROFILE
 from smtrain.tools.report.gather import gather
-from smtrain.tools.report.installed import commands
+from smtrain.tools.report.install_command import commands
 from smtrain.tools.report.report import config_text, page
-from smtrain.worker.engine.parts import PARTS
+from smtrain.worker.engine.step_timing import PARTS
 from smtrain.worker.train.profile import summary as profile_line
 from tests.phone import assert_fits_a_phone
 from tests.shared_run import COMMIT, CONFIG, SharedRun

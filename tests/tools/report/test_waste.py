@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.follow.money import cost_of
+from smtrain.client.follow.job_cost import cost_of
 from smtrain.core.protocol.log_lines import Line, step_line
 from smtrain.tools.report.gather import JobAccount
 from smtrain.tools.report.waste import USEFUL, portions

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from smtrain.core.errors import CheckpointError, DataError
 from smtrain.core.model.remedies import folder_misfit, misfit
-from smtrain.core.near import near_path
+from smtrain.core.suggest import near_path
 from smtrain.tools.chat.resolve_model import find
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource

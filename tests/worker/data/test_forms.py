@@ -19,9 +19,9 @@ import pytest
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine, read_block
 from smtrain.worker.data.read.sources import find_files
+from smtrain.worker.data.read.split_files import cut_file
 from tests.worker.data.quiet import prepare, prepare_sft
 
 TEXTS = ["the first", "", 'a "quoted", one\nover two lines', "數 é 🙂", "the last " * 90]

@@ -171,8 +171,8 @@ def test_a_part_of_a_split_is_that_part(
 
 
 def _texts(file) -> list[str]:  # type: ignore[no-untyped-def]
-    from smtrain.worker.data.read.cut import cut_file
     from smtrain.worker.data.read.reading import read_block
+    from smtrain.worker.data.read.split_files import cut_file
 
     return [t for block in cut_file(file) for t in read_block(block).texts.to_pylist()]
 

@@ -21,8 +21,8 @@ from pyarrow import fs
 
 from smtrain.worker.data.load.verify_on_read import OpenFiles
 from smtrain.worker.data.read import sources
-from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile, find_files
+from smtrain.worker.data.read.split_files import cut_file
 from smtrain.worker.object_store import WAITS, StorageError, explain, open_file, retry
 from tests.worker.data.tiny_s3 import tiny_s3
 

@@ -15,8 +15,8 @@ from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, USES, RecordField
 from smtrain.worker.data.tokenize.dialogue import COLUMNS, MAPPABLE_COLUMNS, conversation
+from smtrain.worker.data.tokenize.template_losses import GREETING
 from smtrain.worker.data.tokenize.turns import RecordFault
-from smtrain.worker.data.tokenize.unwritten import GREETING
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import TEMPLATES, talk, tokenizer, write
 from tests.worker.data.quiet import prepare_sft

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks, sources
-from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine, read_block
 from smtrain.worker.data.read.records import RecordColumns, record_blocks
 from smtrain.worker.data.read.sources import find_files
+from smtrain.worker.data.read.split_files import cut_file
 from smtrain.worker.object_store import StorageError
 
 

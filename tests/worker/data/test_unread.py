@@ -20,16 +20,16 @@ from smtrain.worker.data.indexed import write_index
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import import_tokens
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.cut import cut_file
-from smtrain.worker.data.read.reading import read_block
-from smtrain.worker.data.read.sources import find_files
-from smtrain.worker.data.read.unread import (
+from smtrain.worker.data.read.ignored_fields import (
     IgnoredText,
     count_ignored_columns,
     holds_text,
     ignored_fields,
     ignored_text_sentence,
 )
+from smtrain.worker.data.read.reading import read_block
+from smtrain.worker.data.read.sources import find_files
+from smtrain.worker.data.read.split_files import cut_file
 from tests.typed import typed as smtrain
 from tests.worker.data.quiet import prepare
 

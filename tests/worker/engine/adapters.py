@@ -16,7 +16,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.peft import peft_config
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.initial import RandomFactors
+from smtrain.worker.engine.initial_weights import RandomFactors
 from smtrain.worker.engine.native import NativeEngine
 from tests.worker.engine import cases
 from tests.worker.engine.cases import OPTIMIZER

@@ -33,7 +33,7 @@ from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource
 from smtrain.worker.engine import saving
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.worker.engine.native import NativeEngine
-from smtrain.worker.engine.native.scaling import GOOD_STEPS
+from smtrain.worker.engine.native.loss_scaling import GOOD_STEPS
 from tests.worker.checkpoint.models import newest_complete
 
 BATCH, SEQ_LEN, STEPS = 8, 32, 20

@@ -12,7 +12,7 @@ from smtrain.core.config.training import DpoSection
 from smtrain.core.model.hf_config import normalise
 from smtrain.worker.engine.base import ParallelOptions, RoutingMetrics
 from smtrain.worker.engine.native import NativeEngine
-from smtrain.worker.engine.parts import StepTimer, mark_parts
+from smtrain.worker.engine.step_timing import StepTimer, mark_parts
 from tests.worker.engine import cases
 from tests.worker.engine.cases import BATCH, OPTIMIZER, batch, lr
 

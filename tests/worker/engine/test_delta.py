@@ -9,8 +9,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.engine.initial import RandomWeights
-from smtrain.worker.engine.native.delta import CHUNK, RowDocuments, keep_apart
+from smtrain.worker.engine.initial_weights import RandomWeights
+from smtrain.worker.engine.native.gated_delta import CHUNK, RowDocuments, keep_apart
 
 pytestmark = pytest.mark.skipif("qwen3_5_text" not in CONFIG_MAPPING, reason="of transformers 5")
 SIZES: dict[str, Any] = {

@@ -18,8 +18,8 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.targets import HuggingFace, Native
-from smtrain.worker.engine.native import scaling
-from smtrain.worker.engine.native.scaling import FIRST, FLOOR, GOOD_STEPS, LossScale
+from smtrain.worker.engine.native import loss_scaling
+from smtrain.worker.engine.native.loss_scaling import FIRST, FLOOR, GOOD_STEPS, LossScale
 from tests.tiers import examples
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -79,11 +79,11 @@ def test_resuming_is_bit_identical(four: World, tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.booleans(), min_size=1, max_size=24))
 def test_the_scale_is_that_of_torchs_gradscaler(overflows: list[bool]) -> None:
-    ours, kept = LossScale(torch.device("cpu")), scaling.GOOD_STEPS
+    ours, kept = LossScale(torch.device("cpu")), loss_scaling.GOOD_STEPS
     theirs = torch.amp.GradScaler("cpu", init_scale=FIRST, growth_interval=3)
     weight = torch.nn.Parameter(torch.ones(1))
     sgd = torch.optim.SGD([weight], lr=0.0)
-    scaling.GOOD_STEPS = 3
+    loss_scaling.GOOD_STEPS = 3
     try:
         for overflowed in overflows:
             theirs.scale(torch.ones(1))
@@ -95,4 +95,4 @@ def test_the_scale_is_that_of_torchs_gradscaler(overflows: list[bool]) -> None:
             if theirs.get_scale() < 2 * FLOOR:
                 return  # theirs has no floor
     finally:
-        scaling.GOOD_STEPS = kept
+        loss_scaling.GOOD_STEPS = kept

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.worker.engine.native import grouped
-from smtrain.worker.engine.native.grouped import RowBlocks, has_kernel, multiply
+from smtrain.worker.engine.native import grouped_mm
+from smtrain.worker.engine.native.grouped_mm import RowBlocks, has_kernel, multiply
 
 sizes = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 widths = st.sampled_from([1, 4, 7, 8, 12, 16])
@@ -38,7 +38,7 @@ def test_each_block_is_multiplied_by_its_matrix(
 
     with pytest.MonkeyPatch.context() as patch:
         if not kernel:
-            patch.setattr(grouped, "has_kernel", lambda *_: False)
+            patch.setattr(grouped_mm, "has_kernel", lambda *_: False)
         y = multiply(x, weight, blocks_of(rows), turned, take if sink else None)
         grad = torch.randn_like(y)
         y.backward(grad)

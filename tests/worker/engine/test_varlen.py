@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from smtrain.core.model import footprint
-from smtrain.worker.engine.native import attention_chunks, attention_flash, sinks, varlen
+from smtrain.worker.engine.native import attention_chunks, attention_flash, attention_sinks, varlen
 from smtrain.worker.engine.native.attention import AttentionContext, positions_within
 from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
 from tests.worker.engine import cut_rows
@@ -61,7 +61,7 @@ def test_chunks_and_the_algebra_of_sinks_are_a_softmax_over_a_mask(
     ours = varlen.attend(q, k, v, documents, 0.3, column if with_sinks else None)
     keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
     nothing = torch.full_like(column, float("-inf"))
-    theirs = sinks.attend_block(
+    theirs = attention_sinks.attend_block(
         q, keys, values, column if with_sinks else nothing, dense(positions, window), 0.3
     )
     torch.testing.assert_close(ours, theirs.transpose(1, 2), atol=1e-6, rtol=1e-6)

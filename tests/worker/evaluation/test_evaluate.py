@@ -25,7 +25,7 @@ from smtrain.core.benchmarks import benchmarks_in
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import CheckpointError, ConfigError, DataError
 from smtrain.stages import keys_of, stage_named
-from smtrain.worker.data.read.unread import IgnoredText
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.evaluation import report
 from smtrain.worker.evaluation.evaluate import evaluate, format_result, save
 from smtrain.worker.evaluation.harness import EvaluationRequest, Tasks, can_reach_hub

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.core.errors import SmtrainError
-from smtrain.worker.evaluation import confined, generated_code
+from smtrain.worker.evaluation import generated_code, sandbox
 from smtrain.worker.evaluation.generated_code import ConfinedCodeEval, pass_at, passes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filters are Linux's")
@@ -111,7 +111,7 @@ for call in (lambda: open("new", "w"), lambda: os.remove("kept"), lambda: os.mkd
 
 def test_without_landlock_no_file_is_changed_at_all(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept")
-    program = WITHOUT_LANDLOCK.format(path=confined.__file__, folder=str(tmp_path))
+    program = WITHOUT_LANDLOCK.format(path=sandbox.__file__, folder=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     assert os.listdir(tmp_path) == ["kept"]
 
@@ -120,15 +120,13 @@ def test_a_machine_that_cannot_confine_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "confined.py"
-    broken.write_text(
-        Path(confined.__file__).read_text().replace('sys.platform != "linux"', "True")
-    )
-    monkeypatch.setattr(confined, "__file__", str(broken))
+    broken.write_text(Path(sandbox.__file__).read_text().replace('sys.platform != "linux"', "True"))
+    monkeypatch.setattr(sandbox, "__file__", str(broken))
     with pytest.raises(
         SmtrainError,
         match=r"cannot be confined on this machine \(it needs Linux\); evaluate on Linux",
     ):
         passes("pass")
     with pytest.raises(KeyError):
-        confined.program_of("riscv64", True)
-    assert len(confined.program_of("aarch64", False)) % 8 == 0
+        sandbox.program_of("riscv64", True)
+    assert len(sandbox.program_of("aarch64", False)) % 8 == 0

@@ -12,7 +12,7 @@ import pytest
 
 from smtrain.core.benchmarks import BENCHMARKS, benchmark_of, benchmarks_in, tasks_of
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.unread import IgnoredText
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.evaluation.offline import write_tasks
 from tests.extras import need
 from tests.worker.evaluation import benchmark_files as files

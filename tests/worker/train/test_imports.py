@@ -62,7 +62,7 @@ def test_the_start_of_a_training_imports_no_compiler_and_no_transformers() -> No
 @pytest.mark.full  # five seconds of imports
 def test_only_transformers_makes_the_engine_import_the_compiler() -> None:
     loaded = importers("smtrain.worker.engine.native")
-    assert "smtrain.worker.engine.native.cut_rows" in loaded
+    assert "smtrain.worker.engine.native.context_parallel" in loaded
     assert not (NEVER | {"torch._inductor.compile_fx", "torch.nn.attention.bias"}) & loaded.keys()
     # Its masking_utils and deepgemm import torch._dynamo; a model cannot be built without them.
     assert loaded.get("torch._dynamo", "transformers").startswith("transformers.")

@@ -19,7 +19,7 @@ from smtrain import load_config
 from smtrain.core.config import JobConfig
 from smtrain.core.config.training import Profile
 from smtrain.core.errors import ConfigError
-from smtrain.worker.engine.parts import PARTS, part
+from smtrain.worker.engine.step_timing import PARTS, part
 from smtrain.worker.train.profile import StepProfiler, summary
 from tests.worker.engine.world import World
 from tests.worker.train import running

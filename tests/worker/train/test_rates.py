@@ -21,9 +21,9 @@ from smtrain.core.config import JobConfig
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.engine.base import StepResult
 from smtrain.worker.engine.native.comm import Numbers
-from smtrain.worker.train import loop, metrics, pending
+from smtrain.worker.train import loop, metrics, pending_steps
 from smtrain.worker.train.health import LossWatch, StallWatch
-from smtrain.worker.train.pending import ready_time
+from smtrain.worker.train.pending_steps import ready_time
 from smtrain.worker.train.validation import ValidationResult
 
 TOKENS = 8 * 16
@@ -114,7 +114,7 @@ def records(
     stop: Any = SimpleNamespace(is_agreed=lambda engine: False)
     each: Any = device
     with pytest.MonkeyPatch.context() as patched:
-        for module in (loop, metrics, pending):
+        for module in (loop, metrics, pending_steps):
             patched.setattr(module, "time", clock)
         log = metrics.MetricsLog(
             folder,
@@ -173,7 +173,9 @@ def test_the_times_of_all_records_are_the_time_of_the_run(
             took, last, validated = took + seconds + validated, line["step"], 0.0
         validated += JUDGED * ("val_loss" in line)
     assert last == 9
-    assert took == pytest.approx(device.done[last], abs=1e-5 if says else 2 * pending.MIN_WAIT)
+    assert took == pytest.approx(
+        device.done[last], abs=1e-5 if says else 2 * pending_steps.MIN_WAIT
+    )
 
 
 @pytest.mark.parametrize("says", [True, False])

@@ -15,8 +15,8 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.pai import OSS
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.files import parse_object
-from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import split_uri
+from smtrain.core.suggest import nearest
 from smtrain.stages import stage_named
 
 

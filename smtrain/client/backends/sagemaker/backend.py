@@ -17,9 +17,9 @@ from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.backends.sagemaker.s3 import list_objects, owner
 from smtrain.core.errors import Code, JobError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES, LOG_GROUP
-from smtrain.core.near import nearest
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import split_uri
+from smtrain.core.suggest import nearest
 from smtrain.core.targets import GRACE
 
 _LOCAL_PACE = Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120, (0.5, 5), 0.2)

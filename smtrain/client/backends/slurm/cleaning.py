@@ -14,7 +14,7 @@ from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.client.backends.slurm.script import REQUEST
 from smtrain.core.files import parse_json
-from smtrain.core.protocol.finished import Record, RunRemoval, select_removal
+from smtrain.core.protocol.removable_jobs import Record, RunRemoval, select_removal
 
 KINDS = {
     "jobs": "logs, results and code of jobs",

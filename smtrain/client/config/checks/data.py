@@ -20,9 +20,9 @@ from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.extras import MODULES, missing_module, present
 from smtrain.core.files import read_value
 from smtrain.core.model.hf_folder import tokenizer_in
-from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, package_needs
 from smtrain.core.protocol.uris import A_URI, object_store, readable_schemes, spelling_fault
+from smtrain.core.suggest import near_path
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.yaml_text import YamlError, parse
 

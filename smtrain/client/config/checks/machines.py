@@ -15,15 +15,15 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.track import MLFLOW_ARN
 from smtrain.core.facts import instance, is_known, table
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
-from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.name_suggestions import instance_meant
 from smtrain.core.facts.trainium2 import (
     first_group_off_torus,
     nearest_tiling_mesh,
     pairs_of,
     torus_chip,
 )
-from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import A_URI, data_source, is_mounted, object_store
+from smtrain.core.suggest import nearest
 from smtrain.core.targets import TARGETS
 
 MESH_KEYS = {

@@ -16,7 +16,7 @@ from smtrain.client.config.checks.train import TRAIN, engine_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line, read_remedy
-from smtrain.core.facts.names import is_gated, positions
+from smtrain.core.facts.name_suggestions import is_gated, positions
 from smtrain.core.files import read_value
 from smtrain.core.model.extension import longer, positions_after
 from smtrain.core.model.hf_config import normalise, positions_named
@@ -37,7 +37,6 @@ from smtrain.core.model.remedies import (
 from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL, megatron_rope_lack
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import is_multimodal, text_part
-from smtrain.core.near import near_path
 from smtrain.core.protocol.requests import is_of_run
 from smtrain.core.protocol.uris import (
     A_URI,
@@ -50,6 +49,7 @@ from smtrain.core.protocol.uris import (
     readable_schemes,
     spelling_fault,
 )
+from smtrain.core.suggest import near_path
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
 

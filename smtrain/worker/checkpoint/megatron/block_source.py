@@ -15,7 +15,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.megatron.names import EXPERT, FusedTensor, unreadable
-from smtrain.worker.checkpoint.megatron.upright import UprightPart, upright_parts
+from smtrain.worker.checkpoint.megatron.unfused_source import UprightPart, upright_parts
 from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally

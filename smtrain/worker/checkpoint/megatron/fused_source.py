@@ -20,7 +20,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     pad_vocab,
     table,
 )
-from smtrain.worker.checkpoint.megatron.upright import UnfusedSource
+from smtrain.worker.checkpoint.megatron.unfused_source import UnfusedSource
 from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Tally

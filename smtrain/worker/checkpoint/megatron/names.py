@@ -20,7 +20,7 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
-from smtrain.worker.checkpoint.megatron.upright import PARTS, upright_parts
+from smtrain.worker.checkpoint.megatron.unfused_source import PARTS, upright_parts
 from smtrain.worker.checkpoint.targets import Spelling
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"

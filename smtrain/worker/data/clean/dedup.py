@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, require
-from smtrain.worker.data.read.unread import EXAMPLES, Findings
+from smtrain.worker.data.read.ignored_fields import EXAMPLES, Findings
 from smtrain.worker.data.resumable import Appender
 from smtrain.worker.data.tokenizer import load_tokenizer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError
-from smtrain.core.near import hint
+from smtrain.core.suggest import hint
 from smtrain.worker.data.clean.cleaning import Languages, require
 
 _LABEL = "__label__"

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import EvaluationTexts
-from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import Format, find_files
-from smtrain.worker.data.read.unread import IgnoredText
+from smtrain.worker.data.read.split_files import cut_file
 
 WORDS = 13
 _WORD = re.compile(r"\w+")

@@ -20,8 +20,8 @@ from smtrain.worker.data.clean import dedup, language, overlap, pii, quality
 from smtrain.worker.data.clean.cleaning import TOO_SHORT, Cleaning, require
 from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.read.blocks import BLOCK_BYTES
+from smtrain.worker.data.read.ignored_fields import Findings
 from smtrain.worker.data.read.reading import strings
-from smtrain.worker.data.read.unread import Findings
 from smtrain.worker.data.workers import dead_worker, spawned_pool
 
 _EXCERPT_CHARACTERS = 300

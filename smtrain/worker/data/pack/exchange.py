@@ -39,10 +39,10 @@ from smtrain.worker.data.manifest import (
     shards_of,
 )
 from smtrain.worker.data.read.blocks import MODES
-from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.data.read.sources import SourceFile, find_files
+from smtrain.worker.data.read.split_files import cut_file
 from smtrain.worker.data.read.tables import column_batches
-from smtrain.worker.data.read.unread import IgnoredText
 from smtrain.worker.data.resumable import open_journal, publish
 from smtrain.worker.data.tokenizer import TokenizerFacts, tokenizer_facts
 

@@ -19,8 +19,8 @@ from smtrain.worker.data.clean.holdout import HOLDOUT, TEST, TEST_PART, TRAIN
 from smtrain.worker.data.indexed import index_of_documents
 from smtrain.worker.data.manifest import VALIDATION, mask_of
 from smtrain.worker.data.prepare_options import Corpus
+from smtrain.worker.data.read.ignored_fields import Findings
 from smtrain.worker.data.read.reading import BadLines
-from smtrain.worker.data.read.unread import Findings
 from smtrain.worker.data.resumable import Appender
 
 if TYPE_CHECKING:

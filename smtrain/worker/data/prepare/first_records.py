@@ -14,10 +14,10 @@ from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import LocalTally
 from smtrain.worker.data.prepare.preparation import Preparation
 from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.ignored_fields import Findings
 from smtrain.worker.data.read.reading import BadLines, Documents
 from smtrain.worker.data.read.records import Records, read_records
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import Findings
 
 FIRST = 200
 """Records to read of each source; a few more if a block of a table holds more."""

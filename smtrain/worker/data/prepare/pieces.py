@@ -22,11 +22,11 @@ from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks, reading
 from smtrain.worker.data.read.blocks import Block
-from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.ignored_fields import Findings, IgnoredText
 from smtrain.worker.data.read.reading import Documents
 from smtrain.worker.data.read.shards import Span
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import Findings, IgnoredText
+from smtrain.worker.data.read.split_files import cut_file
 from smtrain.worker.data.tokenize.encoder import Encoder, with_ends
 from smtrain.worker.data.tokenizer import TokenizerFacts, unknown_token
 from smtrain.worker.data.workers import in_order, read_ahead

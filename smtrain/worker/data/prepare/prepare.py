@@ -24,11 +24,11 @@ from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare_options import PrepareOptions, resolve
 from smtrain.worker.data.read.blocks import Block
-from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.hub import commits_of
+from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
 from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import ignored_text_sentence
+from smtrain.worker.data.read.split_files import cut_file
 from smtrain.worker.data.resumable import to_stderr
 from smtrain.worker.data.tokenize.encoder import Encoder, TokenizersEncoder
 

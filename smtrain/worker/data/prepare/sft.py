@@ -29,15 +29,15 @@ from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare_options import PrepareOptions, resolve
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
 from smtrain.worker.data.read.hub import commits_of
+from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
 from smtrain.worker.data.read.records import record_blocks, refuse_no_records
 from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import ignored_text_sentence
 from smtrain.worker.data.resumable import to_stderr
 from smtrain.worker.data.tokenize.encoder import Encoder
+from smtrain.worker.data.tokenize.ignored_causes import cause_of
 from smtrain.worker.data.tokenize.pairs import record_maker
 from smtrain.worker.data.tokenize.samples import RecordMaker
-from smtrain.worker.data.tokenize.unread_causes import cause_of
 from smtrain.worker.data.workers import dead_worker, in_order, spawned_pool
 
 

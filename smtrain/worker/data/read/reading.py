@@ -19,7 +19,11 @@ from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import parse_json
 from smtrain.worker.data.read.blocks import Block, Tokens
 from smtrain.worker.data.read.fields import TextColumn
-from smtrain.worker.data.read.unread import IgnoredText, count_ignored_columns, ignored_fields
+from smtrain.worker.data.read.ignored_fields import (
+    IgnoredText,
+    count_ignored_columns,
+    ignored_fields,
+)
 
 BAD_LINES_KEPT = 100
 BAD_LINES_NAMED = 20

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, READ_ERRORS, Block, Stretch, decode_stream
-from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.forms.rows import csv_rows, objects
-from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
-from smtrain.worker.data.read.sources import SourceFile, unreadable
-from smtrain.worker.data.read.tables import arrow_batches
-from smtrain.worker.data.read.unread import (
+from smtrain.worker.data.read.ignored_fields import (
     IgnoredText,
     count_ignored_columns,
     count_ignored_in_parquet,
 )
+from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
+from smtrain.worker.data.read.sources import SourceFile, unreadable
+from smtrain.worker.data.read.split_files import cut_file
+from smtrain.worker.data.read.tables import arrow_batches
 
 KINDS = ("jsonl", "json", "parquet", "arrow", "csv")
 """Kinds of files that hold records."""

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.blocks import Stretch
-from smtrain.worker.data.read.cut import can_be_cut
 from smtrain.worker.data.read.sources import SourceFile
+from smtrain.worker.data.read.split_files import can_be_cut
 from smtrain.worker.data.read.tables import row_groups
 
 SHARD_BYTES = 8 * 10**9

@@ -18,9 +18,9 @@ from smtrain.core.config.compressed import HEAD, compressed_fault
 from smtrain.core.config.textfiles import ENDINGS, LeftOut
 from smtrain.core.errors import DataError, SmtrainError, first_line, read_remedy
 from smtrain.core.facts import table
-from smtrain.core.near import hint, near_path
 from smtrain.core.protocol.s3_probe import s3_outage
 from smtrain.core.protocol.uris import spelling_fault
+from smtrain.core.suggest import hint, near_path
 from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, open_hub_file
 from smtrain.worker.object_store import (
     StorageError,

@@ -12,12 +12,12 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.blocks import Block, PayloadKind, Stretch
 from smtrain.worker.data.read.fields import TextColumn
-from smtrain.worker.data.read.sources import SourceFile, unreadable
-from smtrain.worker.data.read.unread import (
+from smtrain.worker.data.read.ignored_fields import (
     IgnoredText,
     count_ignored_columns,
     count_ignored_in_parquet,
 )
+from smtrain.worker.data.read.sources import SourceFile, unreadable
 
 _WHOLE_GROUP = (
     32 << 20

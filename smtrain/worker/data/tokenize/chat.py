@@ -16,13 +16,7 @@ from typing import Any, Literal
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.worker.data.tokenize.dialogue import Dialogue
-from smtrain.worker.data.tokenize.template_options import (
-    ignored_options,
-    template_variables,
-    values_of,
-)
-from smtrain.worker.data.tokenize.turns import RecordFault, call_forms
-from smtrain.worker.data.tokenize.unwritten import (
+from smtrain.worker.data.tokenize.template_losses import (
     GREETING,
     SEEN_ONLY,
     SPACE,
@@ -33,6 +27,12 @@ from smtrain.worker.data.tokenize.unwritten import (
     turn_texts,
     unwritten_in,
 )
+from smtrain.worker.data.tokenize.template_options import (
+    ignored_options,
+    template_variables,
+    values_of,
+)
+from smtrain.worker.data.tokenize.turns import RecordFault, call_forms
 from smtrain.worker.object_store import is_of_machine, unreadable_error
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from smtrain.core.config.data import Column
 from smtrain.core.errors import DataError
+from smtrain.worker.data.read.ignored_fields import IgnoredText, ignored_fields
 from smtrain.worker.data.read.record_fields import ANSWER_LABELS, MEDIA_FIELDS, PAIRS, record_fields
-from smtrain.worker.data.read.unread import IgnoredText, ignored_fields
 from smtrain.worker.data.tokenize.template_options import option_fields, read_options
 from smtrain.worker.data.tokenize.turns import RecordFault, clean, read_tools, read_turns
 

@@ -20,8 +20,8 @@ import numpy as np
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.prepare_options import PrepareOptions
+from smtrain.worker.data.read.ignored_fields import IgnoredText, ignored_fields
 from smtrain.worker.data.read.record_fields import PAIRS
-from smtrain.worker.data.read.unread import IgnoredText, ignored_fields
 from smtrain.worker.data.tokenize.chat import ChatTemplate
 from smtrain.worker.data.tokenize.dialogue import Dialogue, rename_columns
 from smtrain.worker.data.tokenize.preference import COLUMNS, Preference, Turns, preference
@@ -33,9 +33,9 @@ from smtrain.worker.data.tokenize.samples import (
     common_tokens,
     refuse_other_tokens,
 )
+from smtrain.worker.data.tokenize.template_losses import Rendering
 from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
 from smtrain.worker.data.tokenize.turns import holds_other_turns
-from smtrain.worker.data.tokenize.unwritten import Rendering
 from smtrain.worker.data.tokenizer import load_tokenizer
 from smtrain.worker.object_store import is_of_machine, unreadable_error
 

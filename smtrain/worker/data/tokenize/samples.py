@@ -19,9 +19,9 @@ from smtrain.worker.data.clean.holdout import conversation_hash
 from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.ignored_fields import Findings, IgnoredText
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.records import RecordColumns, read_records
-from smtrain.worker.data.read.unread import Findings, IgnoredText
 from smtrain.worker.data.tokenize.chat import ChatTemplate
 from smtrain.worker.data.tokenize.dialogue import (
     COLUMNS,
@@ -32,8 +32,8 @@ from smtrain.worker.data.tokenize.dialogue import (
     map_columns,
     refuse_pairs,
 )
+from smtrain.worker.data.tokenize.template_losses import Rendering
 from smtrain.worker.data.tokenize.turns import RecordFault, holds_other_turns
-from smtrain.worker.data.tokenize.unwritten import Rendering
 from smtrain.worker.data.tokenizer import load_tokenizer, model_vocabulary, unknown_token
 
 OTHER_TURNS = "answers with turns of a user or of tools in them, which are learned like the answer"

@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any
 
 from smtrain.core.files import parse_json
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.data.read.record_fields import turn_fields
-from smtrain.worker.data.read.unread import IgnoredText
 
 ROLES = {
     "human": "user",

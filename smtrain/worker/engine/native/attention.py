@@ -25,8 +25,8 @@ import torch
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.worker.engine.native.attention_flash import flash_fault
 from smtrain.worker.engine.native.comm import ProcessMesh, to_device
-from smtrain.worker.engine.native.cut_rows import ContextParallelRows
-from smtrain.worker.engine.native.delta import RowDocuments
+from smtrain.worker.engine.native.context_parallel import ContextParallelRows
+from smtrain.worker.engine.native.gated_delta import RowDocuments
 from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
 from smtrain.worker.engine.saving import local_rank
 

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from smtrain.worker.engine.native import cut_rows, sinks, varlen
+from smtrain.worker.engine.native import attention_sinks, context_parallel, varlen
 
 
 def register(is_compiled: bool) -> str:
     """Make this attention known to transformers; returns its name there."""
-    name, over_cut_rows = "smtrain", cut_rows.attend
+    name, over_cut_rows = "smtrain", context_parallel.attend
     if (
         is_compiled
     ):  # a compiler would have to see through the messages and the second backward pass
-        name, over_cut_rows = "smtrain_compiled", torch.compiler.disable(cut_rows.attend)  # type: ignore[no-untyped-call]
+        name, over_cut_rows = "smtrain_compiled", torch.compiler.disable(context_parallel.attend)  # type: ignore[no-untyped-call]
     ALL_ATTENTION_FUNCTIONS.register(name, partial(_attend, over_cut_rows))
     return name
 
@@ -49,9 +49,9 @@ def _attend(
     """Attention [B, n, heads, D] of q, k and v [B, heads, n or keys, D]."""
     if isinstance(attention_mask, varlen.DocumentBounds):
         return varlen.attend(query, key, value, attention_mask, scaling, s_aux), None
-    if isinstance(attention_mask, cut_rows.ContextParallelRows):
+    if isinstance(attention_mask, context_parallel.ContextParallelRows):
         return over_cut_rows(query, key, value, attention_mask, scaling, s_aux), None
-    plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"] if s_aux is None else sinks.attend
+    plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"] if s_aux is None else attention_sinks.attend
     result: tuple[torch.Tensor, None] = plain(
         module, query, key, value, attention_mask, scaling=scaling, **kwargs
     )

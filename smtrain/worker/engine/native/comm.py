@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smtrain.core.errors import ConfigError
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import local_rank, raise_any
+from smtrain.worker.engine.step_timing import part
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
 # torch 2.13 renamed the two collectives on one tensor; older ones are met in today's Neuron images.

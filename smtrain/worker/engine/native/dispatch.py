@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 
 
 def invert(order: torch.Tensor) -> torch.Tensor:

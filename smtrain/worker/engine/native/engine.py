@@ -30,7 +30,7 @@ from smtrain.worker.engine.base import (
     Scaling,
     StepResult,
 )
-from smtrain.worker.engine.initial import RandomFactors, RandomWeights
+from smtrain.worker.engine.initial_weights import RandomFactors, RandomWeights
 from smtrain.worker.engine.native import comm, persist
 from smtrain.worker.engine.native.attention import packed_segments
 from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
@@ -40,8 +40,8 @@ from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.zero1 import Zero1AdamW
-from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import Saver, local_rank
+from smtrain.worker.engine.step_timing import part
 
 
 class NativeEngine:

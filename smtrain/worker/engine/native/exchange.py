@@ -18,7 +18,7 @@ import torch.distributed as dist
 from smtrain.core.model.layout import FlatTable
 from smtrain.worker.engine.native.comm import ReplicaGroup, gather_into, scatter_sum_into
 from smtrain.worker.engine.native.gradients import FlatParameters, Gradients
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 
 _NUMBERS = 1 << 22  # in a span, unless one parameter has more: 16 MiB of gradients
 

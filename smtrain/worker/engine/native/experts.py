@@ -31,14 +31,14 @@ from transformers.activations import ACT2FN
 from smtrain.core.model.hf_config import HFConfig
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, B, Lora
-from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.dispatch import all_to_all, invert, reorder, swap
 from smtrain.worker.engine.native.gradients import FlatParameters
-from smtrain.worker.engine.native.grouped import RowBlocks, missing_width, multiply
+from smtrain.worker.engine.native.grouped_mm import RowBlocks, missing_width, multiply
 from smtrain.worker.engine.native.linears import Sink
+from smtrain.worker.engine.native.load_balancing import Balance
 from smtrain.worker.engine.native.lora import Dropout
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 
 _ALPHA, _LIMIT = (
     1.702,

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from smtrain.worker.engine.native.balance import RoutingCounts
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.fused_loss import LabelledRows
+from smtrain.worker.engine.native.load_balancing import RoutingCounts
 from smtrain.worker.engine.native.preference import SUMS, PairBatch, PreferenceLoss
 from smtrain.worker.engine.native.stage import Stage
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 
 log = logging.getLogger(__name__)
 Shape = Sequence[int]

@@ -36,15 +36,14 @@ from smtrain.core.model.transformers_build import (
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
+from smtrain.worker.engine.initial_weights import RandomFactors, RandomWeights, name_in
 from smtrain.worker.engine.native import attention_function, comm
 from smtrain.worker.engine.native.attention import AttentionContext
-from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.cross_entropy import Columns
-from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.experts import Mixture
 from smtrain.worker.engine.native.fused_loss import LabelledRows, LinearCrossEntropy
+from smtrain.worker.engine.native.gated_delta import cut_net, keep_apart
 from smtrain.worker.engine.native.gradients import FlatParameters, Gradients, Writing
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import (
@@ -54,6 +53,7 @@ from smtrain.worker.engine.native.linears import (
     RowParallel,
     WideNorm,
 )
+from smtrain.worker.engine.native.load_balancing import Balance
 from smtrain.worker.engine.native.lora import Dropout, Factors
 from smtrain.worker.engine.native.quantized import QuantizedWeight, functional
 

@@ -19,10 +19,10 @@ from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
 from smtrain.worker.engine.native.gradients import FlatParameters, Gradients
+from smtrain.worker.engine.native.loss_scaling import LossScale
 from smtrain.worker.engine.native.norms import Range, merge, part_of
-from smtrain.worker.engine.native.scaling import LossScale
 from smtrain.worker.engine.native.stage import Stage
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 
 
 class OptimizerShard:

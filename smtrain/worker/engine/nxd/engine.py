@@ -27,7 +27,7 @@ from smtrain.worker.checkpoint.native.pruning import ArrivalCheck, RankGroup, pr
 from smtrain.worker.checkpoint.nxd.names import factor_of
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
-from smtrain.worker.engine.initial import RandomFactors, RandomWeights
+from smtrain.worker.engine.initial_weights import RandomFactors, RandomWeights
 from smtrain.worker.engine.nxd import completeness, persist
 from smtrain.worker.engine.nxd.adapters import AdapterState
 from smtrain.worker.engine.nxd.attention import Rotary, places_of

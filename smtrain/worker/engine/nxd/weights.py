@@ -12,7 +12,7 @@ import torch
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.nxd.names import factor_of, stored_tensors
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
+from smtrain.worker.engine.initial_weights import RandomFactors, RandomWeights, name_in
 
 
 @torch.no_grad()

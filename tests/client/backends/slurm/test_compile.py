@@ -13,7 +13,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.choose import backend_of
-from smtrain.client.launch import graphs
+from smtrain.client.launch import compiled_graphs
 from smtrain.client.planner.resolve import load_config
 from smtrain.stages import stages_of
 from tests.client.backends.slurm.conftest import Bench
@@ -80,7 +80,7 @@ def test_graphs_are_compiled_on_one_node_and_every_later_job_knows(
     assert kept.count("model.neff") == 3
     assert Path(result["cache"]).parent == bench.shared / "neuron-cache"
     assert not any(name.endswith(".part") for name in kept)
-    held = graphs.read_marker(backend_of(loaded), f"file://{result['cache']}")
+    held = compiled_graphs.read_marker(backend_of(loaded), f"file://{result['cache']}")
     assert held is not None
     assert held["graphs"] == 3
     again = smtrain.launch(settings, stage="compile", again=True, check=False, say=lambda _: None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
 from smtrain.worker.data.clean.refiner import open_refiner
-from smtrain.worker.data.read.unread import EXAMPLES
+from smtrain.worker.data.read.ignored_fields import EXAMPLES
 from tests.extras import need
 from tests.tiers import examples
 from tests.worker.data.quiet import prepare

@@ -31,8 +31,8 @@ from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
-from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.ray_address import answers
+from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.object_store import StorageError
 from tests.worker.data.corpora import digest
@@ -215,7 +215,7 @@ from pathlib import Path
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
-from smtrain.worker.data.prepare.spread.places import SharedPlace
+from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
 from tests.worker.data.spread import test_on_ray
 text, out, model, place, options, port = sys.argv[1:]
 def run(executor):

@@ -27,7 +27,7 @@ from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.prepare.spread import driver, share_files
 from smtrain.worker.data.prepare.spread.driver import CrashedError, Spread
-from smtrain.worker.data.prepare.spread.places import SharedPlace
+from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
 from smtrain.worker.data.prepare.spread.work import THREADS, TaskOutcome
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks

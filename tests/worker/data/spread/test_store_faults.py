@@ -17,7 +17,7 @@ from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.spread.driver import Spread
-from smtrain.worker.data.prepare.spread.places import place
+from smtrain.worker.data.prepare.spread.shared_folder import place
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.object_store import StorageError

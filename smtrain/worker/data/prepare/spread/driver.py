@@ -28,9 +28,9 @@ from smtrain.worker.data.clean.overlap import read_tests
 from smtrain.worker.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.worker.data.part_uploads import StoppedError
 from smtrain.worker.data.prepare.progress import LINE_SECONDS, DataProgress
-from smtrain.worker.data.prepare.spread.places import SharedPlace, place
 from smtrain.worker.data.prepare.spread.share_files import share_name
-from smtrain.worker.data.prepare.spread.tally import SpreadTally
+from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace, place
+from smtrain.worker.data.prepare.spread.totals import SpreadTally
 from smtrain.worker.data.prepare.spread.work import (
     OutputPair,
     Pass,

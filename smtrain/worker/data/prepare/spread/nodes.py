@@ -36,8 +36,8 @@ from smtrain.worker.data.prepare.spread.on_ray import (
     ray_package,
     require_ray,
 )
-from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.ray_address import answers
+from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
 from smtrain.worker.data.prepare.spread.work import THREADS
 from smtrain.worker.object_store import StorageError
 

@@ -17,11 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.worker.data.piece import Piece
-from smtrain.worker.data.prepare.spread.places import SharedPlace
-from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed, seal, sealed_size
+from smtrain.worker.data.prepare.spread.checksummed_blocks import (
+    DamagedError,
+    read_sealed,
+    seal,
+    sealed_size,
+)
+from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
+from smtrain.worker.data.read.ignored_fields import Findings
 from smtrain.worker.data.read.reading import BAD_LINES_KEPT
 from smtrain.worker.data.read.shards import Share
-from smtrain.worker.data.read.unread import Findings
 from smtrain.worker.object_store import StorageError
 
 KEY = np.dtype([("key", "<u8"), ("document", "<u4")])

@@ -45,8 +45,7 @@ from smtrain.worker.data.prepare.pieces import (
     tasks,
     tokenize,
 )
-from smtrain.worker.data.prepare.spread.places import place
-from smtrain.worker.data.prepare.spread.sealed import seal
+from smtrain.worker.data.prepare.spread.checksummed_blocks import seal
 from smtrain.worker.data.prepare.spread.share_files import (
     ShareReader,
     ShareWriter,
@@ -54,11 +53,12 @@ from smtrain.worker.data.prepare.spread.share_files import (
     keys_between,
     share_name,
 )
+from smtrain.worker.data.prepare.spread.shared_folder import place
 from smtrain.worker.data.prepare_options import PrepareOptions
+from smtrain.worker.data.read.ignored_fields import EXAMPLES
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.shards import Share
 from smtrain.worker.data.read.sources import SourceFile, find_files
-from smtrain.worker.data.read.unread import EXAMPLES
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 from smtrain.worker.data.tokenize.pairs import record_maker

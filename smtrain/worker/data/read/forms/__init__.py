@@ -8,9 +8,9 @@ from typing import Any
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.forms import archives, rows, wiki
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.data.read.reading import BadLine, Documents, add_text, strings
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import IgnoredText
 
 _READERS = {
     "json": rows.array_documents,

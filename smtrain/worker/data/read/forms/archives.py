@@ -17,9 +17,9 @@ from smtrain.core.errors import DataError, first_line
 from smtrain.worker.data.read.blocks import LARGEST_DOCUMENT, buffer_stream
 from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.forms.rows import text_of
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.data.read.reading import BadLine, parse_line
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import IgnoredText
 
 _TEXT = (".txt", ".md", ".rst", "")
 _LONGEST_LINE = 1 << 22

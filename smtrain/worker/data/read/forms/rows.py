@@ -15,9 +15,9 @@ from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.blocks import LARGEST_DOCUMENT, buffer_stream
 from smtrain.worker.data.read.fields import TextColumn
+from smtrain.worker.data.read.ignored_fields import IgnoredText, ignored_fields
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import IgnoredText, ignored_fields
 
 _READ = 1 << 20
 

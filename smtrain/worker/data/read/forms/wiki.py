@@ -10,9 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.read.ignored_fields import IgnoredText
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import IgnoredText
 
 _OPEN = re.compile(rb"<doc\s[^>\n]*>\s*")
 _LEFT_OUT = (

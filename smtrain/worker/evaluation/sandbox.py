@@ -1,7 +1,7 @@
 """Run one Python program of a model, without a network and without changes outside its empty
 folder.
 
-    python -I confined.py FOLDER WORD_FD < PROGRAM
+    python -I sandbox.py FOLDER WORD_FD < PROGRAM
 
 Started by `generated_code`. The first line of stdin is a word; it is written to WORD_FD if the
 program runs to its end. Before the program starts, this process gives up by the kernel's filters

@@ -23,7 +23,7 @@ from smtrain.core.aws_errors import spell
 from smtrain.core.errors import JobError, Sentence, SmtrainError
 from smtrain.core.extras import missing_module
 from smtrain.core.files import disk_sentence
-from smtrain.core.near import nearest
+from smtrain.core.suggest import nearest
 from smtrain.core.text import with_article
 
 T = TypeVar("T")

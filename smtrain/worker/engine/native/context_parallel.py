@@ -20,16 +20,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from smtrain.core.model.footprint import QUERIES
+from smtrain.worker.engine.native.attention_sinks import attend_block
 from smtrain.worker.engine.native.comm import (
     ProcessMesh,
     gather_into,
     scatter_sum_into,
     with_gradient,
 )
-from smtrain.worker.engine.native.sinks import attend_block
 from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
 from smtrain.worker.engine.native.varlen import attend as attend_documents
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 
 Inner = Callable[..., torch.Tensor]
 """Attention of q [B, heads, n, D] to k and v [B, heads, L, D] under a mask, with a scale, and

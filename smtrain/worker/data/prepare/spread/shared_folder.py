@@ -22,7 +22,7 @@ from typing import Any
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import write_atomically
-from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed
+from smtrain.worker.data.prepare.spread.checksummed_blocks import DamagedError, read_sealed
 from smtrain.worker.object_store import (
     WAITS,
     StorageError,

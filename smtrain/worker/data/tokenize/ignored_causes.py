@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from smtrain.worker.data.tokenize.template_losses import GREETING, SEEN_ONLY, SPACE
 from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
 from smtrain.worker.data.tokenize.turns import AFTER_LAST_ANSWER
-from smtrain.worker.data.tokenize.unwritten import GREETING, SEEN_ONLY, SPACE
 
 _TEMPLATE_REMEDY = (
     "put a chat_template.jinja that writes it next to tokenizer.json in model.path (docs/sft.md)"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.worker.engine.native.linears import Gradient
-from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.step_timing import part
 
 _ALIGNMENT = 16
 """Bytes of which the kernel wants each row and each address to be a multiple."""

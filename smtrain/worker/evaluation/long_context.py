@@ -18,9 +18,9 @@ from smtrain.core.config.outputs import NEEDLE, POSITIONS
 from smtrain.core.errors import DataError
 from smtrain.core.pages.charts import heat_map
 from smtrain.core.text import align_columns
-from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import find_files
+from smtrain.worker.data.read.split_files import cut_file
 from smtrain.worker.evaluation.harness import Measurement, Score
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

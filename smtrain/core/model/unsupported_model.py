@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from smtrain.core.near import nearest
+from smtrain.core.suggest import nearest
 from smtrain.core.text import with_article
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from smtrain.worker.data.read.unread import holds_text
+from smtrain.worker.data.read.ignored_fields import holds_text
 
 Fate = Literal["written", "respaced", "seen", "lost"]
 """Found as it is, found with other white space, found outside the answers only, or not found as a

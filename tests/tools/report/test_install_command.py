@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from smtrain import __version__
-from smtrain.tools.report import installed
-from smtrain.tools.report.installed import commands
+from smtrain.tools.report import install_command
+from smtrain.tools.report.install_command import commands
 
 
 @pytest.fixture
@@ -92,5 +92,5 @@ def test_from_a_checkout_that_lies_here_alone(noted: Any, tmp_path: Path) -> Non
 
 def test_from_an_index(noted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     noted(None)
-    monkeypatch.setattr(installed, "_is_checkout", lambda: False)
+    monkeypatch.setattr(install_command, "_is_checkout", lambda: False)
     assert commands() == [f"pip install smtrain=={__version__}"]

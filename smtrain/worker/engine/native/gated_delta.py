@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 
 from smtrain.core.model.sizes import DeltaSizes
 from smtrain.worker.engine.native.comm import ProcessMesh
-from smtrain.worker.engine.native.cut_rows import heads_for_tokens, tokens_for_heads
+from smtrain.worker.engine.native.context_parallel import heads_for_tokens, tokens_for_heads
 
 CHUNK = DeltaSizes.CHUNK
 

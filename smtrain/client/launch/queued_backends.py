@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from smtrain.client.backends.choose import queue
 from smtrain.client.jobs.job import Job
-from smtrain.client.launch import graphs
-from smtrain.client.launch.one_job import upload
+from smtrain.client.launch import compiled_graphs
 from smtrain.client.launch.stages import Chain, StagePlan
+from smtrain.client.launch.submit import upload
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
 from smtrain.core.text import Say
@@ -60,7 +60,7 @@ def submit(
             f" it with `smtrain stop {writer.name}`, or give this run another name"
         )
     if plan.stage == "train" and "compile" not in chain.promised:
-        graphs.announce_compiling(place, chain.config, plan.request, say)
+        compiled_graphs.announce_compiling(place, chain.config, plan.request, say)
     upload(chain, plan, say)
     name = plan.request["TrainingJobName"]
     id_ = place.submit(plan.request, [predecessor] if predecessor else [], say)

@@ -1,4 +1,4 @@
-"""Run transformers' server on a Unix socket, for which it has no option: `python on_socket.py
+"""Run transformers' server on a Unix socket, for which it has no option: `python unix_socket_server.py
 SOCKET serve MODEL`.
 """
 

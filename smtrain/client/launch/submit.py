@@ -22,7 +22,7 @@ from smtrain.client.launch import pools
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.ownership import claim
 from smtrain.client.launch.pools import capacity_backoff
-from smtrain.client.launch.siblings import refuse_siblings
+from smtrain.client.launch.prefix_siblings import refuse_siblings
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import wheel_uploads
 from smtrain.client.sdk.session import answer_was_lost

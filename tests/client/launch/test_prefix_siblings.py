@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.client.launch.siblings import refuse_siblings, sibling_of
+from smtrain.client.launch.prefix_siblings import refuse_siblings, sibling_of
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from smtrain.cli.dispatch import call
 from smtrain.core.errors import DataError
-from smtrain.worker.evaluation import long as module
+from smtrain.worker.evaluation import long_context as module
 from smtrain.worker.evaluation import report
 from smtrain.worker.evaluation.evaluate import evaluate, format_result, save
 from smtrain.worker.evaluation.harness import EvaluationRequest, Measurement, Score
-from smtrain.worker.evaluation.long import (
+from smtrain.worker.evaluation.long_context import (
     DEPTHS,
     LongRequest,
     haystack_of,

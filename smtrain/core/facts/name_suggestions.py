@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatchcase
 
 from smtrain.core.facts import table
-from smtrain.core.near import nearest
+from smtrain.core.suggest import nearest
 
 
 def instance_meant(word: str) -> str | None:

@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from smtrain.worker.engine.native import comm
-from smtrain.worker.engine.native.delta import NetState, with_state
+from smtrain.worker.engine.native.gated_delta import NetState, with_state
 from smtrain.worker.engine.native.pipeline import Pipeline
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.varlen import DocumentBounds

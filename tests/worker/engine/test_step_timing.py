@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smtrain.worker.engine.parts import PARTS, StepTimer, mark_parts, part
+from smtrain.worker.engine.step_timing import PARTS, StepTimer, mark_parts, part
 
 trees: Any = st.recursive(
     st.integers(1, 9),
@@ -28,7 +28,7 @@ def test_every_second_is_the_innermost_parts(
     monkeypatch: pytest.MonkeyPatch, name: Any, tree: Any
 ) -> None:
     now, expected = 0.0, dict.fromkeys(PARTS, 0.0)
-    monkeypatch.setattr("smtrain.worker.engine.parts.time.perf_counter", lambda: now)
+    monkeypatch.setattr("smtrain.worker.engine.step_timing.time.perf_counter", lambda: now)
 
     def do(within: Any, what: Any) -> None:
         nonlocal now

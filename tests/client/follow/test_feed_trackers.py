@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import smtrain.client.follow.tracked
+import smtrain.client.follow.feed_trackers
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.follow.tracked import open_feed
+from smtrain.client.follow.feed_trackers import open_feed
 from smtrain.client.jobs.job import Job
 from smtrain.core.protocol.log_lines import Line, machine_line, step_line
 from smtrain.core.tracking.buffer import Buffered
@@ -25,11 +25,11 @@ def test_the_use_of_machines_goes_with_the_next_step(
 ) -> None:
     server = Server()
     monkeypatch.setattr(
-        smtrain.client.follow.tracked, "open_trackers", lambda *_: [Buffered(server, print)]
+        smtrain.client.follow.feed_trackers, "open_trackers", lambda *_: [Buffered(server, print)]
     )
     job = Job("run-train-0123abcd", SageMakerBackend("local"))
     job.known_status = "Completed"
-    monkeypatch.setattr(smtrain.client.follow.tracked, "pages", lambda *_: iter(()))
+    monkeypatch.setattr(smtrain.client.follow.feed_trackers, "pages", lambda *_: iter(()))
     monkeypatch.setattr(SageMakerBackend, "tags", lambda *_: {})
     description: dict[str, Any] = {
         "Environment": {VARIABLE: '{"mlflow": "http://127.0.0.1:1"}'},

@@ -9,8 +9,8 @@ from typing import Any
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally, PairSet
 from smtrain.worker.data.prepare.spread.work import OutputPair
 from smtrain.worker.data.prepare_options import Corpus
+from smtrain.worker.data.read.ignored_fields import EXAMPLES, Findings
 from smtrain.worker.data.read.reading import BadLine
-from smtrain.worker.data.read.unread import EXAMPLES, Findings
 
 
 class SpreadTally(CorpusTally):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.follow.money import cost_of
+from smtrain.client.follow.job_cost import cost_of
 from smtrain.client.prices import Prices
 
 from .cloudwatch import BEGAN, description
