@@ -18,7 +18,7 @@ from smtrain.client.follow.panel import LivePanel, format_line
 from smtrain.client.follow.progress import SILENT_S, Progress
 from smtrain.core.protocol.log_lines import WARNING, Line, machine_line, step_line
 from tests.cli.test_terminals import on_a_terminal
-from tests.test_doing import on_a_terminal as written_on_a_terminal
+from tests.test_spinner import on_a_terminal as written_on_a_terminal
 
 from .cloudwatch import BEGAN, description
 

@@ -46,7 +46,7 @@ def texts(model: Path | str, **options: Any) -> list[str]:
     ]
 
 
-@pytest.mark.full  # the gate has tests/worker/engine/test_remembering.py
+@pytest.mark.full  # the gate has tests/worker/engine/test_kv_cache.py
 def test_a_checkpoint_answers_as_the_model_that_is_exported_from_it(
     folder: Path, native: Path, nxd: Path
 ) -> None:
@@ -133,7 +133,7 @@ def test_what_a_checkpoint_cannot_do_is_refused_by_name(
         smtrain.chat(folder, compare=native, **GREEDY)
 
 
-# the gate has tests/worker/engine/test_remembering.py, without the processes' start
+# the gate has tests/worker/engine/test_kv_cache.py, without the processes' start
 @pytest.mark.full
 def test_processes_of_the_command_share_a_model(folder: Path, native: Path, nxd: Path) -> None:
     assert texts(folder, processes=1) == texts(folder), "a Hugging Face folder can be divided too"

@@ -16,10 +16,10 @@ from smtrain.core.model import footprint
 from smtrain.worker.engine.native import attention_chunks, attention_flash, attention_sinks, varlen
 from smtrain.worker.engine.native.attention import AttentionContext, positions_within
 from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
-from tests.worker.engine import cut_rows
+from tests.worker.engine import context_parallel_runs
 from tests.worker.engine import varlen as runs
 from tests.worker.engine.cases import CONFIGS, mesh
-from tests.worker.engine.test_cut_rows import agree
+from tests.worker.engine.test_context_parallel import agree
 from tests.worker.engine.world import World
 
 SEGMENTS = torch.tensor([[0] * 5 + [1] + [2] * 7, [0] * 13])
@@ -206,9 +206,17 @@ def test_meshes_have_the_numbers_of_masks(
 def test_every_gradient_of_cut_rows_is_that_of_whole_rows_with_masks(
     name: str, text: str, apart: bool, solo: World, four: World, tmp_path: Path
 ) -> None:
-    (one,) = solo.run(cut_rows.gradients, CONFIGS[name], mesh("111"), tmp_path / "one", apart)
+    (one,) = solo.run(
+        context_parallel_runs.gradients, CONFIGS[name], mesh("111"), tmp_path / "one", apart
+    )
     ranks = four.run(
-        cut_rows.gradients, CONFIGS[name], mesh(text), tmp_path / "cut", apart, 32, True
+        context_parallel_runs.gradients,
+        CONFIGS[name],
+        mesh(text),
+        tmp_path / "cut",
+        apart,
+        32,
+        True,
     )
     agree(ranks, one, tmp_path / "cut", tmp_path / "one")
 

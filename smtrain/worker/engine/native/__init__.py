@@ -7,12 +7,16 @@ parameters  the flat buffer that the optimizer updates
 attention  positions, rotary embeddings and masks, or documents, of a batch
 attention_function  the attention of all layers, chosen by its mask
 varlen     attention by documents: in FlashAttention (attention_flash) or plain torch (attention_chunks)
-sinks      attention with sinks under masks
-cut_rows   attention and states over rows that are cut over ranks
+attention_sinks  attention with sinks under masks
+context_parallel  attention and states over rows that are cut over ranks
+kv_cache   keys, values and states of earlier tokens, for generation
+grouped_mm  the products of experts; load_balancing: their auxiliary loss
+gated_delta  the linear attention of Qwen3.5
 linears    row-parallel linears; gradients of linears and embeddings
 gradients  the flat buffer in which a step's gradients are summed
 layers     compilation and activation checkpointing
 lora       the adapters of a stage
+loss_scaling  the scale of fp16 losses
 pipeline   1F1B over the stages
 transfer   batches to the device, numbers back, without a wait
 exchange   the messages of data-parallel ranks in a step

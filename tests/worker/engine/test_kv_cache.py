@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import tiers
-from tests.worker.engine import cases, remembered
+from tests.worker.engine import cases, kv_cache_runs
 from tests.worker.engine.cases import CONFIGS
 from tests.worker.engine.world import World
 
@@ -29,26 +29,26 @@ GATE = ("llama", "qwen3_5", "gemma3", "gpt2")
 @pytest.mark.parametrize("name", [*GATE, *(name for name in CONFIGS if name not in GATE)])
 def test_greedy_texts_are_those_of_transformers(name: str, four: World, solo: World) -> None:
     config = CONFIGS[name]
-    theirs = solo.run(remembered.plain_texts, config, [GREEDY])[0]
+    theirs = solo.run(kv_cache_runs.plain_texts, config, [GREEDY])[0]
     meshes = ((2, 2), (4, 1), (1, 4)) if tiers.full() else ((2, 2),)
     for tp, pp in meshes if name == "llama" else meshes[:1]:
-        assert four.run(remembered.texts, config, tp, pp, [GREEDY])[0] == theirs, (
+        assert four.run(kv_cache_runs.texts, config, tp, pp, [GREEDY])[0] == theirs, (
             f"tp {tp} x pp {pp}"
         )
 
 
 @pytest.mark.skipif("phi3-long" not in CONFIGS, reason="transformers lacks Phi-3")
 def test_a_text_that_outgrows_the_short_factors_is_computed_again(four: World, solo: World) -> None:
-    config = cases.longrope(original=remembered.LENGTH + remembered.NEW // 2)
-    theirs = solo.run(remembered.plain_texts, config, [GREEDY])[0]
-    assert four.run(remembered.texts, config, 2, 2, [GREEDY])[0] == theirs
+    config = cases.longrope(original=kv_cache_runs.LENGTH + kv_cache_runs.NEW // 2)
+    theirs = solo.run(kv_cache_runs.plain_texts, config, [GREEDY])[0]
+    assert four.run(kv_cache_runs.texts, config, 2, 2, [GREEDY])[0] == theirs
 
 
 def test_every_way_of_drawing_is_transformers_own(four: World, solo: World) -> None:
     config = CONFIGS["llama"]
     assert (
-        four.run(remembered.texts, config, 2, 2, WAYS)[0]
-        == solo.run(remembered.plain_texts, config, WAYS)[0]
+        four.run(kv_cache_runs.texts, config, 2, 2, WAYS)[0]
+        == solo.run(kv_cache_runs.plain_texts, config, WAYS)[0]
     )
 
 
@@ -56,5 +56,5 @@ def test_every_way_of_drawing_is_transformers_own(four: World, solo: World) -> N
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma3", "qwen3_5", "llama", "gpt2"])
 def test_prompts_as_documents_give_the_same_texts(name: str, solo: World) -> None:
     config = CONFIGS[name]
-    ours = solo.run(remembered.texts, config, 1, 1, [GREEDY], True)[0]
-    assert ours == solo.run(remembered.plain_texts, config, [GREEDY])[0]
+    ours = solo.run(kv_cache_runs.texts, config, 1, 1, [GREEDY], True)[0]
+    assert ours == solo.run(kv_cache_runs.plain_texts, config, [GREEDY])[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import tiers
-from tests.worker.engine import adapters, cases, cut_rows, preference
+from tests.worker.engine import adapters, cases, context_parallel_runs, preference
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.neuron import imitation, runs
 from tests.worker.engine.neuron.imitation import Limits
@@ -57,7 +57,9 @@ def agree(
         if made["logits"] is not None:
             np.testing.assert_allclose(made["logits"], one["logits"], atol=1e-4, rtol=0)
     assert any(made["logits"] is not None for made in ranks)
-    far, name = cut_rows.furthest(cut_rows.read_gradients(ours), cut_rows.read_gradients(theirs))
+    far, name = context_parallel_runs.furthest(
+        context_parallel_runs.read_gradients(ours), context_parallel_runs.read_gradients(theirs)
+    )
     assert far < 1e-5, name
 
 
@@ -72,12 +74,16 @@ def agree(
 def test_every_gradient_is_that_of_whole_rows(
     name: str, apart: bool, solo: World, four: World, tmp_path: Path
 ) -> None:
-    (one,) = solo.run(cut_rows.gradients, CONFIGS[name], mesh("111"), tmp_path / "one", apart)
+    (one,) = solo.run(
+        context_parallel_runs.gradients, CONFIGS[name], mesh("111"), tmp_path / "one", apart
+    )
     # The auxiliary loss of experts is a mean over micro-batches, which must then be those of one
     # rank.
     own = [text for text in FOUR if one["routing"] is None or (text[2] == "1" and " m" not in text)]
     for text in own if tiers.full() else [GATE[name, apart]]:
-        ranks = four.run(cut_rows.gradients, CONFIGS[name], mesh(text), tmp_path / text, apart)
+        ranks = four.run(
+            context_parallel_runs.gradients, CONFIGS[name], mesh(text), tmp_path / text, apart
+        )
         agree(ranks, one, tmp_path / text, tmp_path / "one")
 
 
@@ -90,11 +96,13 @@ def test_larger_meshes_have_the_gradients_of_whole_rows(
         for name in ("llama", "qwen3_5", "gemma3", "phi3-long"):
             # tp 2 and cp 4 divide the key heads of linear attention by 8.
             config = CONFIGS[name] | ({"linear_num_key_heads": 8} if name == "qwen3_5" else {})
-            (one,) = solo.run(cut_rows.gradients, config, mesh("111"), tmp_path / name, True)
+            (one,) = solo.run(
+                context_parallel_runs.gradients, config, mesh("111"), tmp_path / name, True
+            )
             for text in MANY[size]:
                 folder = tmp_path / f"{name} {text}"
                 agree(
-                    many.run(cut_rows.gradients, config, mesh(text), folder, True),
+                    many.run(context_parallel_runs.gradients, config, mesh(text), folder, True),
                     one,
                     folder,
                     tmp_path / name,
@@ -112,10 +120,20 @@ def test_rows_without_two_pieces_for_each_rank_are_cut_once(
     ):
         length = 28 if "cp4" in text else 30
         (one,) = solo.run(
-            cut_rows.gradients, CONFIGS[name], mesh("111"), tmp_path / name, True, length
+            context_parallel_runs.gradients,
+            CONFIGS[name],
+            mesh("111"),
+            tmp_path / name,
+            True,
+            length,
         )
         ranks = four.run(
-            cut_rows.gradients, CONFIGS[name], mesh(text), tmp_path / f"{name} cut", True, length
+            context_parallel_runs.gradients,
+            CONFIGS[name],
+            mesh(text),
+            tmp_path / f"{name} cut",
+            True,
+            length,
         )
         agree(ranks, one, tmp_path / f"{name} cut", tmp_path / name, balanced=False)
 
@@ -127,7 +145,9 @@ def test_a_checkpoint_has_the_same_bits_without_cut_rows(
     ahead = four.run(cases.train_and_save, config, mesh("112 cp2"), tmp_path, 2, 3)[0]
     saved = tmp_path / "step_00000002"
     solo.run(cases.save_again, config, mesh("111"), saved, tmp_path / "one", 2)
-    assert cut_rows.state(tmp_path / "one/step_00000002") == cut_rows.state(saved)
+    assert context_parallel_runs.state(
+        tmp_path / "one/step_00000002"
+    ) == context_parallel_runs.state(saved)
     state, steps = solo.run(cases.resume, config, mesh("111"), saved, 2, 3)[0]
     assert state == {"consumed": 2 * cases.BATCH}
     np.testing.assert_allclose(steps, ahead, rtol=1e-5)
@@ -208,11 +228,13 @@ def test_neuron_has_the_cpu_s_numbers(
         strided_writes=False,
         messages="none",
     )
-    theirs = four.run(cut_rows.gradients, CONFIGS[name], mesh(text), tmp_path / "cpu", True)
+    theirs = four.run(
+        context_parallel_runs.gradients, CONFIGS[name], mesh(text), tmp_path / "cpu", True
+    )
     ranks = neuron.run(
         runs.limited,
         limits,
-        cut_rows.gradients,
+        context_parallel_runs.gradients,
         CONFIGS[name],
         mesh(text),
         tmp_path / "neuron",
