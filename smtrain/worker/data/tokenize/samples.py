@@ -1,4 +1,4 @@
-"""Conversations to samples: ids, and a mask of those to learn."""
+"""Conversations to samples: ids, and the loss mask, which says which of them are learned."""
 
 from __future__ import annotations
 

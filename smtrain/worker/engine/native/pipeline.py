@@ -1,5 +1,5 @@
-"""1F1B over the pipeline stages (Narayanan et al. 2021, not interleaved), point to point, on any
-backend.
+"""Pipeline parallelism: 1F1B over the stages (Narayanan et al. 2021, not interleaved), point to
+point, on any backend.
 
 A backend may hold a message until its receiver takes it. Then two neighbours that both send first
 would wait for each other, so even stages send first and odd ones receive first.

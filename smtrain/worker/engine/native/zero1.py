@@ -1,5 +1,5 @@
-"""AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the
-data-parallel ranks.
+"""AdamW with ZeRO-1 and gradient clipping: parameters of a rank in one flat buffer, optimizer state
+split over the data-parallel ranks.
 
 A step sums the fp32 gradients of each rank's part on that rank, updates that part of the fp32
 weights, and sends the parameters to all ranks (Rajbhandari et al. 2020; see `exchange`). In fp32
