@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.test_cli import smtrain as process
 from tests.typed import typed as smtrain
-from tests.worker.data.test_exchange import pair
+from tests.worker.data.pack.test_exchange import pair
 
 
 def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:

@@ -285,7 +285,7 @@ COVERED = {
     "launch": "tests/client/launch/test_submit.py",
     "generate": "tests/tools/chat/test_chat.py",
     "convert": "tests/worker/checkpoint/test_staging.py",
-    "data prepare": "tests/worker/data/test_prepare.py",
+    "data prepare": "tests/worker/data/prepare/test_prepare.py",
     "data inspect": "tests/cli/test_data.py",
 }
 """Commands that write, and the test of two at once or of a kill; a picture is one file."""

@@ -2,7 +2,7 @@
 changes nothing.
 
 The uploads of a launch are in tests/client/launch/test_damaged_uploads.py, shares of several
-machines in tests/worker/data/spread/test_spread.py, and other kinds of checkpoints in
+machines in tests/worker/data/prepare/spread/test_spread.py, and other kinds of checkpoints in
 tests/worker/checkpoint/test_mutated.py.
 """
 

@@ -33,7 +33,7 @@ def test_every_fault_is_tried_by_tests_that_there_are() -> None:
 
 
 def test_what_was_tried_and_lost_is_read_from_a_report(tmp_path: Path) -> None:
-    kills, prepare = "tests.worker.checkpoint.test_killed", "tests.worker.data.test_prepare"
+    kills, prepare = "tests.worker.checkpoint.test_killed", "tests.worker.data.prepare.test_prepare"
     report = tmp_path / "report.xml"
     report.write_text(f"""<testsuites><testsuite>
         <testcase classname="{kills}" name="test_a">

@@ -110,7 +110,7 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
 
 
 @pytest.mark.slow
-@pytest.mark.full  # the gate counts the deaths in tests/worker/data/spread
+@pytest.mark.full  # the gate counts the deaths in tests/worker/data/prepare/spread
 def test_a_cluster_that_dies_again_and_again_fails_the_job_with_a_reason(
     local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:

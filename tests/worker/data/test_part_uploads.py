@@ -14,8 +14,8 @@ from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.read import blocks
+from tests.worker.data.prepare.test_prepare import lines
 from tests.worker.data.quiet import prepare
-from tests.worker.data.test_prepare import lines
 
 
 class Machine:

@@ -33,7 +33,7 @@ from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.object_store import StorageError
 from tests.worker.data.corpora import conversations, corpus, digest
-from tests.worker.data.spread.executors import InThisProcess
+from tests.worker.data.prepare.spread.executors import InThisProcess
 
 EXACT = Cleaning(deduplicate=True, min_characters=2)
 NEAR = Cleaning(deduplicate=True, near=NearDuplicates(similarity=0.5, words=2, permutations=32))

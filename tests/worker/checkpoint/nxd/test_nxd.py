@@ -27,7 +27,7 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
-GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "nxd"
+GOLDEN = Path(__file__).resolve().parents[5] / "shared" / "golden" / "nxd"
 needs_golden = pytest.mark.skipif(
     not GOLDEN.is_dir(), reason=f"{GOLDEN} is missing: it is next to the checkout"
 )

@@ -19,10 +19,10 @@ from smtrain.worker.data.tokenize.template_losses import GREETING
 from smtrain.worker.data.tokenize.turns import RecordFault
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import TEMPLATES, talk, tokenizer, write
+from tests.worker.data.prepare.test_sft import read
 from tests.worker.data.quiet import prepare_sft
-from tests.worker.data.test_sft import read
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MARK = "zebra"
 # Everything that a message may have, in the form of templates for models with tools.
 FULL = (

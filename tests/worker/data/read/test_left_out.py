@@ -21,7 +21,7 @@ from smtrain.core.files import files_below
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.read.sources import find_files
 from tests.worker.data.quiet import prepare
-from tests.worker.data.test_sources import read
+from tests.worker.data.read.test_sources import read
 
 
 def line(text: str) -> bytes:

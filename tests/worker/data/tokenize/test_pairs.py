@@ -22,7 +22,7 @@ from tests.typed import typed as smtrain
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.data.quiet import prepare_sft
 
-GOLDEN = Path(__file__).parents[1] / "golden_dpo"
+GOLDEN = Path(__file__).parents[2] / "golden_dpo"
 Answers = list[tuple[list[int], list[int]]]
 
 

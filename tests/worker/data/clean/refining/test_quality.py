@@ -19,13 +19,13 @@ from smtrain.worker.data.read import blocks
 from smtrain.worker.data.report import page, report
 from tests.extras import need
 from tests.worker.data.corpora import digest
+from tests.worker.data.prepare.spread.executors import InThisProcess
 from tests.worker.data.quiet import prepare
-from tests.worker.data.spread.executors import InThisProcess
 
 need("datatrove", "spacy", "rensa", "phonenumbers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 def prose(draw: random.Random, sentences: int) -> str:

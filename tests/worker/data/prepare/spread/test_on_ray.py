@@ -216,7 +216,7 @@ from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.shared_folder import SharedPlace
-from tests.worker.data.spread import test_on_ray
+from tests.worker.data.prepare.spread import test_on_ray
 text, out, model, place, options, port = sys.argv[1:]
 def run(executor):
     spread = Spread(executor, place, share_bytes=4 << 20)
@@ -264,7 +264,7 @@ class Killed:
         self.run = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[5])}
         with self.log.open("ab") as log:
             return subprocess.Popen([*self.command, str(free_port())], stderr=log, env=environment)
 

@@ -21,7 +21,7 @@ from smtrain.worker.data.prepare.spread.shared_folder import place
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.object_store import StorageError
-from tests.worker.data.spread.executors import InThisProcess
+from tests.worker.data.prepare.spread.executors import InThisProcess
 from tests.worker.data.tiny_s3 import FAULTS, TinyS3, tiny_s3
 
 OPTIONS = PrepareOptions(

@@ -20,7 +20,7 @@ from smtrain.worker.data.read.hub import HubName, ask_hub
 from smtrain.worker.object_store import StorageError
 from tests.client.launch.hub import COMMIT, CONVERTED, Hub
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 # The hub's address is read when its packages are imported.
 _SCRIPT = """
 import hashlib, json, random, sys
@@ -31,7 +31,7 @@ from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.sources import find_files
 from smtrain.core.errors import DataError
 from smtrain.worker.data.prepare.spread.driver import Spread
-from tests.worker.data.spread.executors import InThisProcess
+from tests.worker.data.prepare.spread.executors import InThisProcess
 
 blocks.BLOCK_BYTES = 256
 local, out, tokenizer = map(Path, sys.argv[1:])
@@ -124,7 +124,7 @@ from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.prepare.spread.driver import Spread
-from tests.worker.data.spread.executors import InThisProcess
+from tests.worker.data.prepare.spread.executors import InThisProcess
 
 blocks.BLOCK_BYTES = 256
 out, tokenizer = map(Path, sys.argv[1:])

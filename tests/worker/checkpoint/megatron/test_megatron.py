@@ -419,7 +419,7 @@ def test_it_is_inspected_verified_and_converted_to_native(tmp_path: Path, form: 
     assert same(weights_of(open_weights(tmp_path / "native")), random_weights(FOUR))
 
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 """Checkpoints that megatron-core 0.16.1 wrote at tp 2, of twice the weights of `random_weights`."""
 
 

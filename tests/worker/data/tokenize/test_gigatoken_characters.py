@@ -27,7 +27,7 @@ from smtrain.worker.data.tokenize.encoder import (
 from smtrain.worker.data.tokenize.gigatoken_adapt import adapt_tokenizer
 from tests.tiers import examples
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts/tokenizer-differences"
+SCRIPT = Path(__file__).resolve().parents[4] / "scripts/tokenizer-differences"
 
 
 @pytest.fixture(scope="module")
