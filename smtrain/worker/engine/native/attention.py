@@ -143,6 +143,7 @@ class AttentionContext:
             embeddings = {
                 sliding: tuple(map(own_tokens, pair)) for sliding, pair in embeddings.items()
             }
+        # Only families with a second rotary base for windows (Gemma 3) have the key True.
         return device_positions, [
             embeddings[window is not None and True in embeddings] for window in self._windows
         ]
@@ -153,6 +154,7 @@ class AttentionContext:
         self._warn_without_flash(length, has_mask=True)
         positions = positions_within(segments)
         number = None
+        # With varlen only delta nets need numbers: attention gets the bounds of documents.
         if any(self._states) or not self.varlen:
             number = to_device((positions == 0).cumsum(-1).int(), self._device)
         masks = (
@@ -224,6 +226,8 @@ class AttentionContext:
         ]
         layers = list(zip(self._states, self._sdpa, cuts, strict=True))
         if self.varlen:
+            # None makes SDPA causal over the tensors that it gets: right only if this rank has the
+            # whole row, and no window ends before the row does.
             rows, is_uncut = self._documents(positions), self._mesh.cp == 1
             plain = (state or (is_uncut and sdpa and cut is None) for state, sdpa, cut in layers)
             return [
@@ -259,6 +263,7 @@ def packed_segments(segments: torch.Tensor | None) -> torch.Tensor | None:
     """The segments [B, S] on the host, or None if no row has more than one."""
     if segments is None:
         return None
+    # Packed data has rows of one sample too, which take the cheaper path of whole rows.
     numbers = segments.numpy(force=True)
     return segments if (numbers[:, 1:] != numbers[:, :-1]).any() else None
 
@@ -268,4 +273,5 @@ def positions_within(segments: torch.Tensor) -> torch.Tensor:
     index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    # The running maximum over the beginnings is the place at which a token's sample began.
     return index - (index * begins).cummax(-1).values

@@ -50,6 +50,7 @@ def forward(
     for chunk in _split(host, window, query):
         keys = slice(chunk.low, chunk.high)
         scores = _scores(_group_heads(query, key, chunk) * scale, key[keys], chunk, bounds)
+        # L of FlashAttention 2 (algorithm 1): exp(S - L) is the softmax, here and in `backward`.
         total = scores.logsumexp(-1, keepdim=True)
         weights = scores.sub_(total).exp_().to(value.dtype)
         out[chunk.start : chunk.stop] = _by_token(weights @ value[keys].transpose(0, 1), chunk)
@@ -71,6 +72,7 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v, from that of the output."""
     of_q = torch.empty_like(query)
+    # fp32, because many chunks add to the same keys.
     sums = [
         x.new_zeros((x.shape[1], x.shape[0], x.shape[2]), dtype=torch.float32) for x in (key, value)
     ]
@@ -82,7 +84,9 @@ def backward(
         total = lse[:, queries].reshape(*q.shape[:2], 1)
         weights = _scores(q, key[keys], chunk, bounds).sub_(total).exp_()
         of_weights = (of_out @ value[keys].permute(1, 2, 0)).float()
+        # D of FlashAttention 2 (algorithm 2): rowsum(dO O), which equals rowsum(dP P).
         delta = (of_out.float() * grouped_out.float()).sum(-1, keepdim=True)
+        # dS = P (dP - D). `q` is scaled already, so dK needs no scale, but dQ does.
         of_scores = of_weights.sub_(delta).mul_(weights).to(query.dtype)
         of_q[queries] = _by_token(of_scores @ key[keys].transpose(0, 1), chunk) * scale
         sums[0][:, keys] += of_scores.transpose(1, 2) @ q
@@ -100,10 +104,12 @@ def _split(host: torch.Tensor, window: int | None, query: torch.Tensor) -> Itera
     def last_key(at: int) -> tuple[int, int]:
         """The last key that a query sees, and the first of its document."""
         document = int(queries.searchsorted(at, side="right")) - 1
+        # A document's last query is that of its last key, so the ends align, not the beginnings.
         return at + int(keys[document + 1] - queries[document + 1]), int(keys[document])
 
     start = 0
     while start < tokens:
+        # The chunk's first query sees the earliest key: documents and windows only move forward.
         last, low = last_key(start)
         low = low if window is None else max(low, last - window + 1)
         stop = min(start + max_queries, tokens)
@@ -157,5 +163,6 @@ def _scores(
     first, last = (side[chunk.start : chunk.stop, None] for side in bounds)
     is_hidden = (index < first) | (index > last)
     scores = (q @ key.permute(1, 2, 0)).float()
+    # A query sees at least the key of its token, so no row is all -inf and its logsumexp is finite.
     by_query = scores.view(q.shape[0], -1, *is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
     return by_query.view(scores.shape)

@@ -54,6 +54,7 @@ def forward(
         0.0,
         window is None,
         False,
+        # Never the kernel's default, which is computed from the padded head size.
         scale=scale,
         **_sides(window),
     )

@@ -36,6 +36,7 @@ def attend(
     out = []
     for start in range(0, length, SINK_QUERIES):
         stop = min(start + SINK_QUERIES, length)
+        # The block's first query sees `sliding_window` keys, itself included.
         first = 0 if sliding_window is None else max(0, past_length + start - sliding_window + 1)
         keys = slice(first, past_length + stop)
         block_mask = None if attention_mask is None else attention_mask[:, :, start:stop, keys]
@@ -68,10 +69,13 @@ def attend_block(
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if mask is None:
         rows, columns = scores.shape[-2:]
+        # The queries are the last of the keys: the diagonal ends in the last column.
         mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
     probabilities = torch.softmax(torch.cat([scores, column], -1), -1, dtype=torch.float32).to(
         value.dtype
     )
+    # The sink takes its share of the softmax and adds no value, as in gpt-oss's
+    # eager_attention_forward in transformers.
     return torch.matmul(probabilities[..., :-1], value)

@@ -315,6 +315,7 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
 
 
 def _sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    # all_reduce writes in place, and autograd may have saved `x` for a backward pass.
     x = x.clone(memory_format=torch.contiguous_format)
     with part("tensor parallel"):
         dist.all_reduce(x, group=group)
@@ -373,6 +374,7 @@ def likeliest(
         token = column.float() + start
     best = top.clone()
     dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
+    # A rank without the maximum must not win the minimum of tokens below.
     token = torch.where(top == best, token, infinity)
     dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)
     return token.long()  # fp32 is exact below 2**24, and no vocabulary is larger
@@ -414,9 +416,11 @@ class Numbers:
     def read(self) -> list[float]:
         """Wait for the numbers, but not for work that was queued after them."""
         if self._event is not None:
+            # Before the wait: if the event is past already, the clock of now says too late a time.
             was_ready = self._event.query()
             self._event.synchronize()
             self.ready = self._ready_after_previous() if was_ready else time.perf_counter()
+        # Else each step's numbers would keep those of all steps before alive.
         self._previous = None
         numbers: list[float] = self._values.tolist()
         return numbers

@@ -251,6 +251,7 @@ class _Attention(torch.autograd.Function):
         parameter_sums = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
         of_q = []
         for i, chunk in enumerate(rows.chunks):
+            # autograd is off in a backward pass. A chunk's graph lives until its gradients exist.
             with torch.enable_grad():
                 inputs = [
                     x.detach().requires_grad_()
@@ -279,6 +280,7 @@ class _Attention(torch.autograd.Function):
 
 def _gather_rows(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """The whole rows [S, B, heads, D] of everyone's x [B, heads, own tokens, D]."""
+    # Tokens first, because a gather joins along the first dimension.
     local = x.permute(2, 0, 1, 3).contiguous()
     out = local.new_empty((mesh.cp * local.shape[0], *local.shape[1:]))
     with part("context parallel"):
@@ -304,6 +306,7 @@ def _all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return out
 
 
+# Rank i's part j and rank j's part i change places: the exchange is its inverse and its gradient.
 _swap = with_gradient(_all_to_all, _all_to_all)
 
 

@@ -31,6 +31,7 @@ def scale_and_cap(product: torch.Tensor, divisor: float, cap: float | None) -> t
     """The product with the output matrix made logits in place, by the steps of transformers'
     forward pass.
     """
+    # Divided before the cap: Granite's `logits_scaling`, Gemma 2's `final_logit_softcapping`.
     logits = product if divisor == 1.0 else product.div_(divisor)
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -50,6 +51,7 @@ def loss_gradient(
     has_label, index = labels != IGNORED_LABEL, labels.clamp(min=0)[:, None]
     losses = torch.where(has_label, -logs.gather(1, index).squeeze(1), 0.0)
     factors = torch.where(has_label, factors, 0.0)
+    # The gradient of cross entropy for logits is the softmax, less 1 at the label.
     gradient = _less_target(logs.exp_().mul_(factors[:, None]), index, factors[:, None])
     return losses, _through_bounds(gradient, logits, divisor, cap).to(product.dtype)
 
@@ -70,6 +72,7 @@ def local_sums(
     the label's logit, or 0 on ranks without its column. The product becomes logits in place.
     """
     logits = scale_and_cap(product, divisor, cap)
+    # A copy in any case: `cut_gradient` needs the logits again for the slope of the cap.
     x = logits.float() if logits.dtype != torch.float32 else logits.clone()
     if (
         padding is not None
@@ -77,6 +80,7 @@ def local_sums(
         x.masked_fill_(padding, torch.finfo(x.dtype).min)
     index, is_own = _own_columns(labels, start, valid)
     target = torch.where(is_own, x.gather(1, index).squeeze(1), 0.0)
+    # The maximum of this rank's columns; `combine_sums` rescales to that of the whole row.
     top = x.amax(-1)
     x.sub_(top[:, None]).exp_()
     return x, torch.stack([top, x.sum(-1), target])
@@ -91,7 +95,9 @@ def combine_sums(
     tops, totals, targets = all_gather(sums, group, 0).view(-1, *sums.shape).unbind(1)
     top = tops.amax(0)
     total = (totals * (tops - top).exp()).sum(0)
+    # One rank has the label's column, and every other one sent 0.
     losses = torch.where(labels != IGNORED_LABEL, total.log() - (targets.sum(0) - top), 0.0)
+    # exp(x - own top) exp(own top - top) / total is the softmax, without another pass over x.
     return losses, (sums[0] - top).exp() / total
 
 
@@ -139,6 +145,7 @@ def _through_bounds(
 ) -> torch.Tensor:
     """The gradient of a product from that of `scale_and_cap`'s logits, in place."""
     if cap is not None:
+        # With y = cap tanh(x / cap), dy/dx = 1 - tanh(x / cap)^2 = 1 - (y / cap)^2.
         tangent = logits.to(torch.float32, copy=True).div_(cap)
         gradient = gradient.mul_(tangent.mul_(tangent).mul_(-1).add_(1))
     return gradient if divisor == 1.0 else gradient.div_(divisor)

@@ -40,6 +40,7 @@ class _Reorder(torch.autograd.Function):
         # Not `order`: its inverse turns the scatter of the backward pass into a gather.
         ctx.save_for_backward(inverse)
         ctx.k = k
+        # `k` rows of a token follow one another, so row j belongs to token j // k.
         with part("sorting rows"):
             return x[order if k == 1 else order // k]
 

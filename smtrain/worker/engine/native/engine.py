@@ -85,6 +85,7 @@ class NativeEngine:
         )
         self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
         self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
+        # After the optimizer, which takes each parameter's fp32 values before they are rounded.
         self.begin_from(weights or RandomWeights(config, self.shape, seed))
         if lora is not None:
             self.stage.load_adapters(RandomFactors(AdapterShape.of(self.shape, lora), seed))
@@ -135,6 +136,7 @@ class NativeEngine:
             ]
             scale = shares[0] if preference is None else preference.scale(*shares)
             scaling = self.optimizer.loss_scale
+            # The tensor of this step: the optimizer's step puts another one in its place.
             scale_before = [] if scaling is None else [scaling.scale]
             scale = scale if scaling is None else scale * scaling.scale
             calls = len(micro_batches) * self.mesh.dp
@@ -173,6 +175,7 @@ class NativeEngine:
         self._to_compile = False
 
         def numbers() -> StepResult:
+            # Taken apart in the order of `values` above.
             read = step_numbers.read()
             read, squares = (
                 read[: len(read) - len(self._normed)],
@@ -377,6 +380,7 @@ class NativeEngine:
         size = self.options.micro_batch_size
         own_tensors = [self.mesh.own_tokens(tensor) for tensor in (input_ids, labels)]
         loss = self.stage.loss
+        # From the host's labels: the count decides shapes, and reading the device's would wait.
         labelled_rows = [
             None if loss is None else loss.select_labelled(chunk)
             for chunk in torch.split(own_tensors[1], size)

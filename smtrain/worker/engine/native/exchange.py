@@ -94,6 +94,7 @@ class GradientSums:
                 for name, start, stop in entries
                 if name in late_names
             )
+            # Late parameters last: their spans leave in `finish`, and all behind them must wait.
             return (
                 waits,
                 span.start >= table.decay_end,
@@ -227,6 +228,7 @@ class WeightShares:
     def wait_for_layer(self, layer: int) -> None:
         """Wait for the weights of a layer."""
         if self._works:
+            # Without spans there is one message, which every layer needs.
             self._wait(self._works_before[layer] if self._spans else len(self._works))
 
     def settle(self) -> None:

@@ -52,6 +52,7 @@ class LabelledRows(NamedTuple):
         """Select the rows of labels [B, S] of the host; None if that would not save enough."""
         has_label = labels.flatten() != IGNORED_LABEL
         count = int(has_label.sum())
+        # Always more than `count`, as the places of rows without a label need one such row.
         padded_count = (count // _ROW_MULTIPLE + 1) * _ROW_MULTIPLE
         if padded_count > _WORTH * len(has_label):
             return None
@@ -202,6 +203,7 @@ class LinearCrossEntropy:
             if needs_weight and sink is not None:
                 sink.add_product(gradient, hidden_rows)
             elif needs_weight and of_weight is None:
+                # One product is rounded once anyway; sums over pieces need fp32.
                 is_one_piece = len(hidden_rows) == h[..., 0].numel()
                 of_weight = torch.empty_like(
                     weight, dtype=weight.dtype if is_one_piece else torch.float32
@@ -209,6 +211,7 @@ class LinearCrossEntropy:
                 add_product(of_weight, gradient, hidden_rows, fresh=True)
             elif of_weight is not None:
                 add_product(of_weight, gradient, hidden_rows, fresh=False)
+            # Or two pieces of logits would exist while the next one is computed.
             del gradient
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         return (
@@ -292,6 +295,8 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # `grad` is not used, because `LinearCrossEntropy.sum` must be the root. The context lives
+        # as long as the loss does, so the gradients may not stay in it.
         (of_h, of_weight), ctx.made = ctx.made, None
         if ctx.sink is not None:
             # not before: the last backward pass is announced after the forward pass

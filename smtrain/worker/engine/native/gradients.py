@@ -118,6 +118,7 @@ class _Sink:
         self._gradients, self._name, self._view, self._dtype = gradients, name, view, dtype
 
     def __call__(self, gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
+        # The first gradient of a step overwrites the last step's: `begin` does not clear this view.
         if self._gradients.note_write(self._name):
             self._view.add_(gradient(None))
         elif self._dtype == self._view.dtype:
@@ -154,6 +155,7 @@ class _SharedSink:
 def _accumulate(parameter: nn.Parameter, view: torch.Tensor) -> None:
     """Make torch add a parameter's gradients to `view`."""
     if parameter.dtype == view.dtype:
+        # torch adds to an existing .grad in place, so the sum stays in the flat buffer.
         parameter.grad = view
         return
 

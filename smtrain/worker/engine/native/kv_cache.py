@@ -91,6 +91,7 @@ class CachedStage:
 
     def _hidden_states(self, x: torch.Tensor, new: int, mask: torch.Tensor) -> torch.Tensor:
         stage, hf_config = self.stage, self.stage.described
+        # Padding begins a row, so positions count from the first token of the text.
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         rotary = self._rotary(positions, new)
         has_padding = bool((mask == 0).any())
@@ -101,6 +102,7 @@ class CachedStage:
             masks = self._documents(mask, new, windows)
         else:
             masks = {window: _visible_mask(mask, new, window, has_padding) for window in windows}
+        # -1 keeps padding out of the state of a delta net (`with_state`).
         number = torch.where(mask[:, -new:] > 0, 0, -1).int() if has_padding else None
         new_positions = positions[:, -new:]
         h = stage._embed(x) if stage.first else x

@@ -103,9 +103,11 @@ class Layers:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
+            # Bound now: the backward pass may run when the states are of a later micro-batch.
             bound_forward = forward
             for state in self._states:
                 bound_forward = state.bind(bound_forward)
+            # The only random numbers are dropout's, which `Dropout.bind` repeats by their seed.
             return checkpoint(
                 bound_forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
             )
@@ -124,6 +126,7 @@ def compile_or_fall_back(forward: Forward, name: str, device: str) -> Forward:
         if fast is not None:
             try:
                 return fast(*args, **kwargs)
+            # Only the compiler's errors: running uncompiled would not help an error of the model.
             except torch._dynamo.exc.TorchDynamoException as error:
                 fast = None
                 reason = textwrap.shorten(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0], 300)

@@ -168,7 +168,10 @@ class WideNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
+        # Each copy of a repeated key head adds its squares. Every rank's output depends on the sum,
+        # so the gradient of the sum is summed too.
         squares = sum_both_ways(wide.square().sum(-1, keepdim=True) / self._copies, self._group)
+        # Rounded after the weight, as in transformers' Olmo2RMSNorm; LlamaRMSNorm rounds before.
         out: torch.Tensor = self.weight * (
             wide * torch.rsqrt(squares / self._width + self.variance_epsilon)
         )
@@ -189,6 +192,7 @@ class HandedOver:
     def _hand_over(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if self.sink is not None and gradient is not None:
+            # Or torch adds the next micro-batch to it, and the sink counts this one twice.
             parameter.grad = None
             self.sink(lambda out: gradient if out is None else out.copy_(gradient))
 
@@ -267,11 +271,13 @@ class _Rows(torch.autograd.Function):
 
         def product(out: torch.Tensor | None) -> torch.Tensor:
             if out is None:
+                # -1 is the kernel's value for no padding row, as in F.embedding.
                 padding = -1 if ctx.padding is None else ctx.padding
                 weight_grad: torch.Tensor = torch.ops.aten.embedding_dense_backward(
                     grad, ids, ctx.rows, padding, False
                 )
                 return weight_grad
+            # index_add_ has no padding row: its gradients must be 0 before.
             token_grads = (
                 grad
                 if ctx.padding is None

@@ -228,7 +228,9 @@ class Balance:
 
     def _factor(self, tokens: int) -> float:
         if self.together:
+            # f = counts / (L T), P = sums / (L T): transformers' load_balancing_loss_func.
             return float(self.sizes.count) / (self._layers * tokens) ** 2
+        # Megatron-core also divides f by the experts that a token chooses.
         return float(self.sizes.count) / (self.sizes.chosen * tokens**2)
 
     # Numbers of a step
@@ -308,5 +310,6 @@ class _BalanceLogits(torch.autograd.Function):
         if slope is None:
             return grad, None, None, None
         expert_slope = slope[ctx.row]
+        # The gradient of a softmax p from that of its result, g: p (g - sum of p g).
         router_gradient = probabilities * (expert_slope - (probabilities @ expert_slope)[:, None])
         return grad + router_gradient.to(grad.dtype), None, None, None

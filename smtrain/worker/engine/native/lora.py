@@ -126,11 +126,13 @@ class Dropout:
             1.0 - self._probability,
             (x.device if x.device.type in ("cpu", "cuda") else torch.device("cpu")),
         )
+        # 7 bytes of the digest are always a positive int64.
         digest = hashlib.sha256(f"{self._seed} {self._at[0]} {name}".encode()).digest()
         of_row = _mix_bits(choices.to(device) + int.from_bytes(digest[:7], "big"))
         of_column = torch.arange(start, start + x.shape[1], device=device) * _ODD
         chunks = torch.split(of_row, max(1, _AT_ONCE // x.shape[1]))
         masks = [
+            # 24 bits against a threshold of 24 bits; `>>` and `&` bind before `<`.
             _mix_bits(chunk[:, None] + of_column) >> 40 & (1 << 24) - 1 < round(keep * (1 << 24))
             for chunk in chunks
         ]
@@ -185,6 +187,7 @@ class Dropout:
                 f"{self._seed} {step} {sample} {self._names[linear]}".encode()
             ).digest()
             generator.manual_seed(int.from_bytes(digest[:7], "big"))
+            # Drawn for the whole row and input, then cut: the mask is the same on every mesh.
             length = x.shape[1] * self._mesh.cp
             keep_mask = (
                 torch.rand(length, width, generator=generator, device=generator.device) < keep
@@ -218,6 +221,7 @@ def _(x: torch.Tensor, place: torch.Tensor, width: int, input_ranges: list[int])
 
 def _mix_bits(x: torch.Tensor) -> torch.Tensor:
     """Numbers int64 whose bits depend on all bits of `x`; products wrap around."""
+    # `>>` of int64 copies the sign; the mask makes it the unsigned shift that SplitMix64 has.
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
     return x ^ (x >> 31 & (1 << 33) - 1)

@@ -35,6 +35,7 @@ def merge(ranges: Iterable[tuple[int, int, float, str]]) -> list[Range]:
     """
     out: list[Range] = []
     for start, stop, weight, part_name in ranges:
+        # Numbers between two ranges do not count here, so ranges with a gap are not joined.
         if out and out[-1][1:] == (start, weight, part_name):
             out[-1] = out[-1]._replace(stop=stop)
         else:
@@ -44,6 +45,7 @@ def merge(ranges: Iterable[tuple[int, int, float, str]]) -> list[Range]:
 
 def _square_sum(x: torch.Tensor) -> torch.Tensor:
     chunks_end = x.numel() // NORM_CHUNK * NORM_CHUNK
+    # vector_norm needs no buffer for the squares.
     norms = (
         [torch.linalg.vector_norm(x[:chunks_end].view(-1, NORM_CHUNK), dim=1)] if chunks_end else []
     )

@@ -51,6 +51,7 @@ class StageContents:
                 kind: values for kind, values in state.items() if not kind.endswith("master")
             }  # in model files
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
+        # Ranks that differ in dp and cp only hold the same parameters: one of them writes.
         if mesh.shard_rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(flat_parameters.parameters)
         experts = engine.stage.trained_experts
@@ -119,6 +120,7 @@ def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None
         if read is not None and crc is not None:
             read[name] = crc
     for kind, shard in product(KINDS, optimizer.shards):
+        # The masters of an fp32 run are not in optimizer files, so `own_part` does not fill them.
         if (f"{EXPERTS}{kind}" if shard is optimizer.experts else kind) in filled_kinds:
             continue
         target = getattr(shard, kind)

@@ -108,6 +108,7 @@ class Pipeline:
         passes_left = n
 
         def forward(i: int, h: Message | None) -> Message | None:
+            # A leaf of this stage's graph: its .grad is the message to the stage before.
             x = batches[i].ids if h is None else h.hidden_states.requires_grad_()
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)

@@ -47,6 +47,8 @@ class PairBatch(NamedTuple):
         answers = 2 * references.shape[1]
         first = torch.arange(len(segments), device="cpu")[:, None] * answers
         places = (mesh.own_tokens(segments).clamp(max=answers - 1) + first).flatten()
+        # NaN stands for a pair that the row does not have. Masking its loss in `sums` is not
+        # enough: in the backward pass 0 times NaN is NaN.
         return cls(
             mesh, to_device(places, mesh.device), to_device(references.nan_to_num(0.0), mesh.device)
         )
@@ -116,15 +118,19 @@ class PreferenceLoss:
         """
         o = self._options
         if o.loss in ("ipo", "sigmoid_norm"):
+            # At least 1 for pairs that a row does not have, whose loss `sums` drops.
             gains = gains / lengths.clamp(min=1)
         chosen_gain, rejected_gain = gains.unbind(-1)
         difference = chosen_gain - rejected_gain
         if o.loss == "ipo":
+            # Equation 17 of Azar et al.; their tau is our beta.
             return (difference - 1 / (2 * o.beta)).square()
         if o.loss == "hinge":
             return torch.relu(1 - o.beta * difference)
         right = -F.logsigmoid(o.beta * difference)
         if o.loss == "robust":
+            # Unbiased if a share `label_smoothing` of the pairs is the wrong way round. The divisor
+            # is positive because that share is below 1/2.
             wrong = -F.logsigmoid(-o.beta * difference)
             return ((1 - o.label_smoothing) * right - o.label_smoothing * wrong) / (
                 1 - 2 * o.label_smoothing

@@ -86,6 +86,7 @@ class QuantizedWeight:
                 device_scales, op=dist.ReduceOp.MAX, group=group
             )  # scales are at least 0
             all_scales = device_scales.cpu()
+        # bitsandbytes' quantize_4bit with compress_statistics: scales less their mean in 8 bits.
         offset = all_scales.mean()
         scale_codes, state = bnb.quantize_blockwise(all_scales - offset, blocksize=NESTED_BLOCK)
         self.scales = (
@@ -157,6 +158,7 @@ def _dequantize(
 ) -> torch.Tensor:
     # The weights [out, into] of a part; `width`, `rows` and `columns` as in `_places`.
     places = _places(out, into, width, rows, columns, packed_weights.device)
+    # The inverse of `settle`, as in bitsandbytes' dequantize_4bit with nested scales.
     absmax = codes[scales.int()] * nested_scales[places // NESTED_BLOCK] + offset
     # bitsandbytes 0.50 on a CPU reads the wrong scales if a row has no whole number of blocks, so
     # it gets one row then.
@@ -190,6 +192,7 @@ def _linear_backward(grad: torch.Tensor, *weight: Any) -> torch.Tensor:
 
 @_linear.register_fake
 def _(x: Any, *weight: Any) -> torch.Tensor:
+    # weight[5] is `out` of `_WEIGHT`, and weight[6] below is `into`.
     out: torch.Tensor = x.new_empty((x.shape[0], weight[5]))
     return out
 
@@ -201,6 +204,7 @@ def _(grad: Any, *weight: Any) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    # Without x: the weight is frozen, so the backward pass needs only the weight.
     _, *tensors = inputs[:6]
     ctx.rest = inputs[6:]
     ctx.save_for_backward(*tensors)

@@ -179,7 +179,9 @@ class Stage(nn.Module):
         own_layers = nn.ModuleDict(
             {str(i): layers[i] for i in self.layout.layers(self.mesh.pp_rank)}
         )
+        # Keyed by the layer's number in the model, so that parameters keep their names in files.
         setattr(base, family.layers, own_layers)
+        # After `tie_weights`: a tied matrix stays on the last stage, as the weight of its head.
         for name in (family.embed, family.positions) if not self.first else ():
             if name is not None:
                 setattr(base, name, None)
@@ -270,6 +272,7 @@ class Stage(nn.Module):
                 *buffer_args,
             )
         parameters = self.dense.parameters
+        # With duplicates: both modules of a tied matrix must get the same view.
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
@@ -365,6 +368,7 @@ class Stage(nn.Module):
                 cut_net(attention, tp)
             kv_heads = len(layout.kv_slots(self.mesh.tp_rank, layout.shape.by_layer[i].kv_heads))
             if layout.shape.rules.fused:  # its forward pass cuts the product by these
+                # A copy, as all layers share one config, from which Phi-3 reads the heads of q.
                 attention.config = copy.copy(attention.config)
                 attention.config.num_attention_heads = layout.shape.heads // tp
                 attention.num_key_value_heads = kv_heads
@@ -373,6 +377,8 @@ class Stage(nn.Module):
             if hasattr(attention, "split_size"):  # GPT-2: the size of q, of k and of v
                 attention.split_size = layout.shape.heads // tp * layout.shape.head_dim
             if hasattr(attention, "num_key_value_groups"):
+                # Not the model's ratio: if key/value heads are repeated over ranks, a rank has
+                # fewer queries for each.
                 attention.num_key_value_groups = layout.shape.heads // tp // kv_heads
             for module in (attention, mlp):
                 module.register_forward_pre_hook(entry, with_kwargs=True)
@@ -380,10 +386,12 @@ class Stage(nn.Module):
             if not isinstance(module, (nn.Linear, Conv1D)):
                 continue
             is_transposed = isinstance(module, Conv1D)
+            # Conv1D has its inputs first, so a cut of the inputs is dimension 0 there.
             dim = layout.shard(layout.shape.file_name(f"{name}.weight"), self.mesh.tp_rank).dim
             if dim == (0 if is_transposed else 1):
                 self._replace(name, RowParallel(module, self._leave, is_transposed))
             elif is_transposed:
+                # transformers' Conv1D shapes its output by `nf`, not by its weight.
                 module.nf = module.weight.shape[1]
 
     def _check_cut_rows(self) -> None:
@@ -412,6 +420,8 @@ class Stage(nn.Module):
         A compiled graph has no place for a sink, so autograd hands the gradients of its parameters
         over.
         """
+        # A matrix shared with the head gets two gradients in a micro-batch, and a sink takes one:
+        # torch accumulates the embedding's, and `share_head` adds the loss's.
         shares_head = self._shares_head
         compiled_ids = (
             {id(p) for block in self.blocks for p in block.parameters()} if is_compiled else set()
@@ -424,6 +434,7 @@ class Stage(nn.Module):
                 isinstance(module, nn.Embedding)
                 and module is self.embed
                 and not shares_head
+                # With tp > 1 `_embed` reads the weight itself and never calls the module.
                 and self.mesh.tp == 1
             ):
                 self.embed = replacement = Embedding(module)
@@ -529,6 +540,7 @@ class Stage(nn.Module):
     ) -> None:
         shard = layout.shard(name, self.mesh.tp_rank)
         if layout.ep > 1 and layout.spec(name).is_stacked:
+            # A source cuts along one dimension: it cuts the experts, and `dim` is cut here.
             own_experts = layout.experts(self.mesh.ep_rank)
             block = read(0, own_experts.start, own_experts.stop)
 
@@ -543,6 +555,7 @@ class Stage(nn.Module):
             if start < stop:
                 parameter.narrow(shard.dim, at, stop - start).copy_(read(shard.dim, start, stop))
             at += stop - start
+        # Rows beyond the vocabulary stay 0, or they would count in the norms of parameters.
         parameter.narrow(shard.dim, at, shard.size - at).zero_()
 
     # Forward
@@ -623,6 +636,7 @@ class Stage(nn.Module):
         mesh, head = self.mesh, self.model.get_output_embeddings()
         rows = len(head.weight)
         start = mesh.tp_rank * rows
+        # If tp does not divide the vocabulary, the last ranks have fewer tokens than columns, or 0.
         valid = max(0, min(rows, self.layout.shape.vocab - start))
         columns = Columns(start, valid, mesh.tp_group if mesh.tp > 1 else None)
         # transformers applies these scales in the model's forward pass, which is not called
@@ -632,8 +646,10 @@ class Stage(nn.Module):
         """Run this stage's layers, and the final norm on the last stage; attention stays within
         `segments`, which have whole rows.
         """
+        # Sequence parallelism cuts hidden states between stages; token ids always have whole rows.
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
+        # Embeddings are read before the loop, and their new weights may still be on the way.
         self.before_layer(0)
         h = self._embed(x) if self.first else x
         if self.positions is not None:
@@ -674,6 +690,8 @@ class Stage(nn.Module):
         is_own = (local >= 0) & (local < rows)
         if padding is not None:
             padding = padding - start if 0 <= padding - start < rows else None
+        # `clamp`, because an index outside is an error; the product with `is_own` makes such rows
+        # 0, and the sum over the ranks then has one addend for each token.
         own_embeddings = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
         return self._scale_embeddings(
             self._leave(own_embeddings * is_own[..., None].to(own_embeddings.dtype))

@@ -62,10 +62,12 @@ def find_bounds(
     `positions` [B, S] on the host count from each document's first token.
     """
     begins = positions[:, low:end] == 0
+    # The first key of a piece may lie within a document, whose position there is not 0.
     begins[:, 0] = True
     rows, first = begins.nonzero(as_tuple=True)
     batch, keys = begins.shape
     queries = keys - (at - low)
+    # `clamp`: a document that ends before `at` begins at the query of the next one, so it has 0.
     bounds = torch.stack([rows * queries + (first + low - at).clamp(min=0), rows * keys + first])
     return torch.cat([bounds, bounds.new_tensor([[batch * queries], [batch * keys]])], 1).int()
 
@@ -171,6 +173,7 @@ def _differentiate(
     of_sinks = None
     if sinks is not None:
         delta = (grad.float() * out.float()).sum(-1).T
+        # dS = P (dP - delta) for the sink's column, whose dP is 0 because its value is 0.
         of_sinks = -((sinks.float()[:, None] - lse).exp() * delta).sum(1).to(sinks.dtype)
     gradients = _varlen_backward(
         grad, query, key, value, out, lse, cu_seqlens, host, ctx.window, ctx.scale

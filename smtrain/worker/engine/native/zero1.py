@@ -104,6 +104,7 @@ class OptimizerShard:
         ):
             # A shard may lie completely in the decayed or the undecayed part.
             if span.start < span.stop:
+                # A view of the flat buffer: AdamW has at most two parameters, updated in place.
                 parameter = nn.Parameter(self.master[span], requires_grad=False)
                 parameter.grad = self._grad_part[span]
                 groups.append({"params": [parameter], "weight_decay": decay})
@@ -115,6 +116,7 @@ class OptimizerShard:
         )
         for parameter, span in states:
             adamw.state[parameter] = {
+                # Fused AdamW wants its step on the device; a skipped step does not count in it.
                 "step": torch.zeros((), device=self.master.device),
                 "exp_avg": self.exp_avg[span],
                 "exp_avg_sq": self.exp_avg_sq[span],
@@ -239,9 +241,11 @@ class Zero1AdamW(OptimizerShard):
             shard.sums.finish()
         norm, scaling, found_inf = self._norm(), self.loss_scale, None
         if scaling is not None:
+            # The gradients are still multiplied by the scale; clip and log need the true norm.
             norm = norm / scaling.scale
             has_overflow = norm.isfinite().logical_not()
             found_inf = has_overflow.float()
+        # The inverse of clip_grad_norm_'s factor in torch: grad_clip / (norm + 1e-6), at most 1.
         divisor = (
             ((norm + 1e-6) / self.options.grad_clip).clamp(min=1.0)
             if self.options.grad_clip
@@ -249,6 +253,7 @@ class Zero1AdamW(OptimizerShard):
         )
         if scaling is not None:
             divisor = scaling.scale if divisor is None else divisor * scaling.scale
+            # After `divisor`, which needs the scale of this step's losses.
             scaling.update(has_overflow)
         self.steps += 1
         for shard in self.shards:
@@ -273,6 +278,7 @@ class Zero1AdamW(OptimizerShard):
         self.steps = steps
         if self.loss_scale is not None and loss_scale is not None:
             self.loss_scale.restore(loss_scale)
+            # `steps` also counts skipped steps, as the masks of dropout depend on it.
             self.steps += int(loss_scale["skipped"])
         for shard in self.shards:
             shard.set_step_count(steps)
@@ -285,6 +291,7 @@ class Zero1AdamW(OptimizerShard):
         for shard in self.shards:
             shard.add_squares(total)
         with part("data parallel"):
+            # Over all ranks of the mesh: the weights of the ranges make each number count once.
             dist.all_reduce(total)
         return total.sqrt()
 
