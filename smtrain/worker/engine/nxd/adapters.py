@@ -49,6 +49,7 @@ class AdapterState:
             part_size = -(-table.size // engine.dp_size)
             state = {}
             for kind, values in moments.items():
+                # The native engine's equal parts of a flat table, not ZeRO-1's rows.
                 flat = torch.zeros(part_size * engine.dp_size)
                 for name, at, size in table.entries:
                     flat[at : at + size] = values[name].reshape(-1)
@@ -141,6 +142,7 @@ class AdapterState:
             for name, p, master in self._parts()
         ]
         if self._group is None:
+            # ZeRO-1 pads the rows of a factor at their end.
             return {name: moment[: p.shape[0]] for name, p, moment in own_moments}
         flat = torch.cat([moment.reshape(-1) for _, _, moment in own_moments])
         rank_parts = [torch.empty_like(flat) for _ in range(self._engine.dp_size)]
@@ -156,6 +158,7 @@ class AdapterState:
 
     def _gathering(self) -> Any:
         """A gloo group of this rank's data-parallel ranks."""
+        # torch requires that every rank makes every group.
         groups = [(ranks, dist.new_group(list(ranks), backend="gloo")) for ranks in _replicas()]
         return next(group for ranks, group in groups if self._engine.rank in ranks)
 

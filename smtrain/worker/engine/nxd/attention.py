@@ -78,6 +78,7 @@ class Rotary:
         if positions is not None:
             cos, sin = cos[positions][:, None], sin[positions][:, None]
         half = self.turned // 2
+        # rotate_half of transformers; the values that do not turn are multiplied by sin 0.
         rotated_halves = torch.cat(
             [-x[..., half : self.turned], x[..., :half], x[..., self.turned :]], -1
         )
@@ -117,6 +118,7 @@ class CoreAttention(nn.Module):
         scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[3] ** -0.5
         hidden_mask = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         if self.window is not None and length > self.window:
+            # A query sees `window` keys, itself included; keys at a distance of `window` are hidden.
             hidden_mask = hidden_mask | torch.ones(
                 length, length, dtype=torch.bool, device=q.device
             ).tril(-self.window)

@@ -41,6 +41,7 @@ class Listener:
         for name, pattern in _TOTALS.items():
             if match := pattern.search(line):
                 self._totals[name] = int(match[1])
+        # The program then ends before it prints totals.
         if _NOTHING_NEW in line:
             self._totals.update(total=0, successful=0, failed=0)
 

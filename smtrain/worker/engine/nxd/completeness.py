@@ -36,8 +36,10 @@ def read(checkpoint: Path) -> dict[str, Any] | str:
         VERSION,
     ):
         return f"{NAME} is not of a version that this smtrain reads"
+    # Popped first: the digest is that of the record without it.
     if record.pop(DIGEST, None) != digest_of(record):
         return f"{NAME} is not what was written (its digest differs)"
+    # Not isinstance for the step, because True is an int in Python.
     if not isinstance(record.get("files"), dict) or type(record.get("step")) is not int:
         return f"{NAME} is not complete"
     return record
@@ -80,6 +82,7 @@ def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]
     everyone's.
     """
     tp, _, dp = mesh
+    # (dp, tp, pp), the order of the names; tp changes fastest over ranks, then dp.
     own_ranks = (rank // tp % dp, rank % tp, rank // (tp * dp))
     out = set()
     for name in _record(checkpoint)["files"]:
@@ -88,6 +91,7 @@ def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]
         if (
             ranks is None
             or ranks == own_ranks
+            # A model file has the number of one data-parallel rank and is for all of them.
             or (name.startswith("model/") and ranks[1:] == own_ranks[1:])
         ):
             out.add(name)

@@ -86,6 +86,7 @@ class NxdEngine:
             )
         self.nxd_config = library_config(self.shape, options, micro_batches)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        # After `library_config`, which makes the groups that are asked here.
         self.tp_rank = parallel_state.get_tensor_model_parallel_rank()
         self.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         self.dp_rank, self.dp_size = parallel_state.get_data_parallel_rank(), options.dp
@@ -122,6 +123,7 @@ class NxdEngine:
             self.nxd_config,
             ClippedAdamW,
             self._groups(optimizer.weight_decay),
+            # `begin_step` sets the rate of each step before the update.
             lr=0.0,
             betas=optimizer.betas,
             eps=optimizer.eps,
@@ -181,6 +183,7 @@ class NxdEngine:
         self.optimizer.zero_grad()
         mark_step()
         self.optimizer_steps += 1
+        # Taken now: the next step may replace it before the returned function runs (`steps_ahead`).
         norm = self.adamw.norm
         assert norm is not None
         return lambda: StepResult(self._means([float(loss) if self.last else 0.0])[0], float(norm))
@@ -347,6 +350,7 @@ class NxdEngine:
         scale = self.micro_batches * self.dp_size / max(1, self._tokens(labels))
         batch = {
             "input_ids": input_ids,
+            # The library's loss knows no ignored label: such a label is any token with weight 0.
             "labels": labels.clamp(min=0),
             "weights": has_label.float() * scale,
         }
@@ -367,11 +371,13 @@ class NxdEngine:
 
     def _backward(self, micro: dict[str, torch.Tensor]) -> torch.Tensor:
         loss: torch.Tensor = self.model(**micro) / self.micro_batches
+        # Without the `mark_step` after it, XLA would trace the next micro-batch into this graph.
         loss.backward()
         mark_step()
         return loss.detach()
 
     def _means(self, numbers: list[float]) -> list[float]:
         """The means of the last stages' numbers, on every rank."""
+        # The tensor-parallel ranks of a stage have the same numbers, so one of them adds its.
         own_numbers = numbers if self.last and self.tp_rank == 0 else [0.0] * len(numbers)
         return [total / self.dp_size for total in self.everyone.sum(*own_numbers)]

@@ -63,6 +63,7 @@ def library_config(
         tensor_parallel_size=options.tp,
         pipeline_parallel_size=options.pp,
         pipeline_config=_pipeline(shape, options, micro_batches) if options.pp > 1 else None,
+        # `ClippedAdamW` clips: the library's norm counts repeated heads more than once.
         optimizer_config={"zero_one_enabled": options.zero1, "grad_clipping": False},
         sequence_parallel=options.sequence_parallel and options.tp > 1,
         activation_checkpoint_config=checkpointed_modules.get(options.activation_checkpointing),
@@ -88,6 +89,7 @@ def _pipeline(shape: ModelShape, options: ParallelOptions, micro_batches: int) -
         "transformer_layer_cls": layer_class(shape),
         "num_microbatches": micro_batches,
         "virtual_pipeline_size": options.virtual_stages,
+        # The library cuts after each of these layers.
         "pipeline_cuts": [f"{family.prefix}.layers.{cut.layers(s)[-1]}" for s in range(stages - 1)],
         "output_loss_value_spec": True,
         "input_names": ["input_ids", "labels", "weights", *(["places"] if options.apart else [])],

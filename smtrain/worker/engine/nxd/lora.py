@@ -41,8 +41,10 @@ class LinearAdapter(nn.Module):
             layout.tp > 1,
             sequence_parallel,
         )
+        # Role FACTOR marks the factor that every rank holds whole: A if the linear's rows are cut.
         self._rows = layout.spec(module + A).role is Role.FACTOR
         self._copied = layout.spec(module + B).role is Role.KV and layout.kv_multiplier > 1
+        # Rank 0's shapes are those of all ranks.
         self.lora_A = nn.Parameter(
             torch.empty(layout.local_shape(module + A, 0), dtype=torch.float32)
         )
@@ -108,6 +110,7 @@ class Adapters(nn.ModuleDict):
 
 def sum_over_copies(gradient: torch.Tensor) -> torch.Tensor:
     """Sum a gradient over the tensor-parallel ranks that hold the same key/value heads."""
+    # A hook may not change its argument (torch.Tensor.register_hook).
     total = gradient.clone()
     torch.distributed.all_reduce(total, group=get_kv_shared_group())
     return total

@@ -85,6 +85,7 @@ class LlamaAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
+        # The library repeats key/value heads only as often as tp requires: queries may share one.
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         attention_out = _merge_heads(self.core(q, k, v, samples))
@@ -106,6 +107,7 @@ class LlamaMLP(nn.Module):
         self.adapters = build.adapters_of(layer, "mlp", "gate_proj", "up_proj", "down_proj")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # stride=2: each rank has its part of gate, then its part of up, so halves split locally.
         gate, up = self.gate_up_proj(x).chunk(2, -1)
         inner = self.act(self.adapters.add("gate_proj", x, gate)) * self.adapters.add(
             "up_proj", x, up
@@ -174,6 +176,7 @@ class NeoXDecoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
         attention_out = self.attention(self.input_layernorm(x), places)
+        # `use_parallel_residual` of GPT-NeoX: the MLP reads x without the result of attention.
         if self.parallel:
             return x + attention_out + self.mlp(self.post_attention_layernorm(x))
         x = x + attention_out
@@ -212,6 +215,7 @@ class WeighedLoss(nn.Module):
         dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
         local = targets - get_tensor_model_parallel_rank() * rows
         label_logits = logits.gather(-1, local.clamp(0, rows - 1)[..., None])[..., 0]
+        # Only the rank with the label's column can have a hit; MAX gives it to all.
         hits = ((local >= 0) & (local < rows) & (label_logits == best)).float()
         dist.all_reduce(hits, op=dist.ReduceOp.MAX, group=group)
         return hits

@@ -70,6 +70,7 @@ def _group_by_decay(
 ) -> list[dict[str, Any]]:
     by_kind: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
     for parameter, share in parameters:
+        # As in the native engine, only parameters of two or more dimensions decay.
         by_kind.setdefault((parameter.ndim > 1, share), []).append(parameter)
     return [
         {"params": members, "weight_decay": weight_decay if is_decayed else 0.0, SHARE: share}
@@ -110,9 +111,11 @@ class ClippedAdamW(torch.optim.AdamW):
                 for p in parameters
             ]
         ).sum()
+        # Over all ranks: the shares of the groups make each weight of the model count once.
         torch.distributed.all_reduce(total)
         self.norm = total.sqrt()
         if self.clip:
+            # torch's clip_grad_norm_; also applied if it is 1, so that all steps have one graph.
             factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
             for _, parameters in groups_with_gradients:
                 for p in parameters:
@@ -139,6 +142,7 @@ class ClippedAdamW(torch.optim.AdamW):
     def _update(self, group: dict[str, Any], parameters: list[torch.nn.Parameter]) -> None:
         first, second = group["betas"]
         states = [self.state_of(p) for p in parameters]
+        # The count is on the host (`state_of`), so reading it does not end the graph.
         steps = float(states[0]["step"]) + 1
         changing = (1.0 - group["lr"] * group["weight_decay"], -group["lr"] / (1.0 - first**steps))
         decay_factor, size, correction = (
@@ -150,6 +154,7 @@ class ClippedAdamW(torch.optim.AdamW):
             assert p.grad is not None
             state["step"].fill_(steps)
             average, square = state["exp_avg"], state["exp_avg_sq"]
+            # torch's `_single_tensor_adam`, with the bias corrections as tensors.
             average.lerp_(p.grad, 1.0 - first)
             square.mul_(second).addcmul_(p.grad, p.grad, value=1.0 - second)
             p.mul_(decay_factor).add_(size * average / (square.sqrt() / correction + group["eps"]))

@@ -49,6 +49,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
         None if engine.adamw.all_finite() else "its weights are not all finite numbers",
         f"checkpoint {path.name} was not begun",
     )
+    # Rank 0 decides for all, because only its host has the record.
     if everyone.gather(completeness.fault(path) is None)[0]:
         return
     fault = None
@@ -167,6 +168,7 @@ def _complete(engine: NxdEngine) -> None:
     own_sizes = sizes_in(path)
     for files in everyone.gather(own_sizes if local_rank() == 0 else {}):
         sizes.update(files)
+    # A host's ranks share the hashing of its files.
     host_ranks = host_of(everyone.gather(local_rank()), everyone.rank)
     own_files = deal([own_sizes] * len(host_ranks), own_sizes)[everyone.rank - host_ranks.start]
     try:

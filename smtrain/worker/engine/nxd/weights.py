@@ -46,6 +46,7 @@ def fill(
         )
         rounded_values = values.to(parameter.dtype)
         parameter.data.copy_(rounded_values)
+        # ZeRO-1 deals rows as `AdapterState._part` does; the last ranks may have only padding.
         if values.dtype != rounded_values.dtype:
             rows = -(-values.shape[0] // size)
             own_rows = values[rank * rows : (rank + 1) * rows].float()
