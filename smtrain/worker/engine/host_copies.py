@@ -44,8 +44,10 @@ class HostCopies:
             for name, tensor in file_tensors.items():
                 copy = self._memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 copies[file][name] = copy.copy_(tensor.detach(), non_blocking=True)
+                # Rounded up, because `view(dtype)` of bytes needs an aligned offset.
                 at += _room(tensor)
         if torch.accelerator.is_available():
+            # The copies are only queued so far, and training changes the tensors after return.
             torch.accelerator.current_stream().synchronize()
         return copies
 

@@ -15,8 +15,6 @@ from smtrain.core.model.lora import AdapterShape, B
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.sources import WeightSource
 
-# Families whose embedding transformers builds with a padding row.
-
 
 class RandomWeights:
     """Values as transformers initialises them: normal matrices, norms 1, biases 0."""
@@ -52,9 +50,11 @@ class RandomWeights:
         shape = self.shape(name)
         generator = _generator(self._seed, name)
         if name.endswith(".A_log"):  # decays of a gated delta net
+            # As in `_init_weights` of transformers' Qwen3-Next.
             return torch.empty(shape).uniform_(0.01, 16, generator=generator).log_()
         if len(shape) == 1:
             net = self._shape.rules.linear is not None and f".{self._shape.rules.linear}." in name
+            # Without `unit_norms` (Gemma) norms multiply by 1 + weight, so weights begin at 0.
             unit = 1.0 if self._shape.rules.unit_norms or net else 0.0
             return torch.full(shape, 0.0 if name.endswith("bias") and not net else unit)
         deviation = self._config.get("initializer_range", 0.02)
@@ -97,6 +97,7 @@ class RandomFactors:
         shape = self._specs[name].shape
         factor = torch.zeros(shape)
         if not name.endswith(B):
+            # kaiming_uniform_(a=sqrt(5)) of peft has the bound sqrt(6 / (1 + 5) / in).
             bound = shape[-1] ** -0.5
             factor.uniform_(-bound, bound, generator=_generator(self._seed, name))
         return factor if dim is None else factor.narrow(dim, start, (stop or shape[dim]) - start)

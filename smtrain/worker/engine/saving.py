@@ -71,6 +71,7 @@ class _Writing(threading.Thread):
     def run(self) -> None:
         try:
             while self._tensors:
+                # Taken out one by one: copies that are not pinned are freed once written.
                 name, tensors = self._tensors.popitem()
                 path = self._path / self._root / name
                 self.files[f"{self._root}{name}"] = write_safetensors(
@@ -86,6 +87,7 @@ class _Writing(threading.Thread):
                 f"{error.strerror or error}; check the disk ({self._path}), or raise"
                 " compute.volume_gb"
             )
+        # An exception of a thread is lost; `Saver.end` reports the fault on every rank.
         except Exception as error:
             self.fault = f"{type(error).__name__}: {error}"
 
@@ -144,6 +146,7 @@ class Saver:
         if self._unfinished_save is None:
             return None
         ranks, (writing, path, manifest) = self._ranks, self._unfinished_save
+        # One answer for all ranks, because the collectives below need every one.
         if not wait and any(ranks.gather(writing.is_alive())):
             return None
         writing.join()
@@ -152,6 +155,7 @@ class Saver:
         everyone = ranks.gather(writing.files)
         try:
             if ranks.rank == 0:
+                # Just before the manifest, which makes the save count (`Engine.require_owner`).
                 self._allowed()
                 manifest.files.update(
                     {name: entry for part in everyone for name, entry in sorted(part.items())}
@@ -162,6 +166,7 @@ class Saver:
         except SmtrainError as error:
             fault = str(error)
         ranks.agree(fault, f"checkpoint {path.name} was not completed")
+        # One rank of each host, as hosts may not share a disk.
         if local_rank() == 0:
             _drop_replaced(path, {name for part in everyone for name in part})
         return manifest.step

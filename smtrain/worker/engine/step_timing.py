@@ -52,6 +52,7 @@ class StepTimer:
 
     @contextmanager
     def __call__(self, name: Part) -> Iterator[None]:
+        # Parts nest: the outer part's time ends here and begins again when this one closes.
         self._count_elapsed()
         self._open_parts.append(name)
         try:
@@ -62,6 +63,7 @@ class StepTimer:
 
     def _count_elapsed(self) -> None:
         """Add the time since the last turn to the innermost part."""
+        # Time outside every part counts for nothing, so the device need not be waited for.
         if self._open_parts:
             self._settle()
         current_time = time.perf_counter()
