@@ -56,6 +56,7 @@ def companions_of(
     sizes = folder.files()
     companions = companions_in(sizes, replacement_reasons)
     files = {name: bytes(folder.read(name, 0, sizes[name])) for name in companions.copied_names}
+    # transformers 5 writes a class name and a list of special tokens that 4 cannot read.
     if (name := "tokenizer_config.json") in files:
         files[name] = _for_everyone(files[name])
     return CompanionFiles(files, {**companions.left_out, **_links(folder)})
@@ -70,6 +71,8 @@ def _links(folder: Place) -> dict[str, str]:
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         if (
+            # files() follows a link to a file, which is copied as a file. Hidden names are never
+            # copied, so they need no line.
             path.is_symlink()
             and not path.is_file()
             and not any(part.startswith(".") for part in name.split("/"))
@@ -91,4 +94,6 @@ def _for_everyone(tokenizer_config: bytes) -> bytes:
     if not isinstance(config, dict):
         return tokenizer_config
     common = hf_tokenizer.for_everyone(config)
+    # Dumping an equal config would change its bytes, and all other files of an export stay
+    # byte for byte.
     return tokenizer_config if common == config else (json.dumps(common, indent=2) + "\n").encode()

@@ -25,6 +25,7 @@ def refuse_damaged(folder: Path) -> None:
     try:
         slabs = list(_with_checksums(location))
         with ThreadPoolExecutor(cores_here()) as pool:
+            # The loop is needed: an error in a thread is raised only when its result is taken.
             for _ in pool.map(lambda named_slab: named_slab[1].check(named_slab[0]), slabs):
                 pass
     except CheckpointError as error:
@@ -42,9 +43,11 @@ def _with_checksums(location: Place) -> Iterator[tuple[str, Slab]]:
     """
     manifest = read_manifest(location)
     for file in manifest.get("files", {}):
+        # config.json and the companions may be edited; edited_files lists those.
         if not file.endswith(".safetensors"):
             continue
         crcs, slabs = checksums(manifest, file), safetensors.slabs(location, file)
+        # A tensor that the manifest lacks has no checksum, but a loader would read it.
         if crcs.keys() != slabs.keys():
             raise CheckpointError(
                 f"{location}/{file} holds other tensors than {MANIFEST} lists; copy both again, or"

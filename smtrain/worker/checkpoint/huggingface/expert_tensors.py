@@ -24,6 +24,7 @@ from smtrain.worker.checksum import combine_crcs
 GROUP = 32
 """Neighbouring inputs that share a scale."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
+# The magnitudes of E2M1 in the order of their codes; the fourth bit is the sign (_pairs).
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS, _MAX_SCALE = (
     127,
@@ -53,6 +54,7 @@ class Mxfp4(Slab):
             BF16,
             shape,
             contiguous(shape),
+            # No crc32: these bf16 bytes are in no file. check() compares blocks and scales.
             None,
             blocks,
             scales,
@@ -66,6 +68,7 @@ class Mxfp4(Slab):
         assert self.blocks is not None
         assert self.scales is not None
         experts, (low, high), outputs = bounds
+        # A window may begin inside a group: whole groups are read and the numbers cut at the end.
         groups = (low // GROUP, -(-high // GROUP))
         packed_pairs = self.blocks.bits([experts, outputs, groups, (0, GROUP // 2)], tally)
         scales = self.scales.bits([experts, outputs, groups], tally)
@@ -75,6 +78,7 @@ class Mxfp4(Slab):
                 " numbers are beyond bf16; copy this file again.",
                 code="checkpoint.damaged",
             )
+        # Each scale has 256 pairs in the table; without <u2 the shift would overflow uint8.
         index = scales.astype("<u2")[..., None] << 8
         pairs = np.take(_pairs(), index | packed_pairs)  # the even number is in the low half
         shape = (experts[1] - experts[0], outputs[1] - outputs[0], -1)
@@ -94,6 +98,7 @@ class Mxfp4(Slab):
         for slab in filter(None, (self.blocks, self.scales)):
             slab_crc = slab.check_or_hash(name)
             crc = combine_crcs(crc, slab_crc, slab.size) if slab_crc is not None else crc
+        # 0: both tensors had a checksum, or are in an object store, so nothing was hashed.
         return crc or None
 
 
@@ -102,6 +107,7 @@ def _pairs() -> Bits:
     """For each scale and byte, the bits of its two numbers."""
     numbers = np.array([*_NUMBERS, *(-n for n in _NUMBERS)])
     scaled_values = np.ldexp(numbers, np.arange(_MAX_SCALE + 1)[:, None] - _BIAS).astype("<f4")
+    # bf16 is the upper half of fp32. E2M1 has one bit of mantissa, so the shift loses nothing.
     halves = (scaled_values.view("<u4") >> 16).astype("<u4")
     byte = np.arange(256)
     table: Bits = halves[:, byte & 15] | halves[:, byte >> 4] << 16
@@ -150,12 +156,15 @@ def split_experts(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Sla
     out: dict[str, Slab] = {}
     for name, slab in slabs.items():
         parts = {name: slab.shape}
+        # Experts are cut by byte offsets, so the stack must be contiguous.
         if len(slab.shape) == 3 and slab.strides == contiguous(slab.shape):
             parts = shape.file_parts(name, slab.shape)
+        # transformers 5 calls each router mlp.gate; files of Mixtral have another name for it.
         elif name.endswith(".mlp.gate.weight"):
             parts = {shape.file_name(name): slab.shape}
         at = slab.offset
         for part, size in parts.items():
+            # A crc32 is of the whole stack and cannot check one expert.
             is_single = len(parts) == 1
             out[part] = (
                 slab

@@ -110,6 +110,8 @@ class HFSource(WeightSource):
                 if (inner_name := text_name(stored_names.without_wrappers(name), prefix))
                 is not None
             }
+            # Names that text_name does not know are of other parts, such as vision, which
+            # MultimodalSource copies unchanged.
             self.others = {
                 name: slab for name, slab in stored_slabs.items() if name not in inner_names
             }
@@ -123,6 +125,7 @@ class HFSource(WeightSource):
         if self._shape.rules.experts is not None:
             slabs = split_experts(join_mxfp4_pairs(slabs), self._shape)
             self.widened = sorted(name for name, slab in slabs.items() if isinstance(slab, Mxfp4))
+        # The weights are bf16 from here: with this key, a loader would look for mxfp4 blocks.
         if self.widened:
             self._config = {
                 key: value for key, value in self._config.items() if key != "quantization_config"
@@ -132,8 +135,10 @@ class HFSource(WeightSource):
         self.renamed = (
             any(name != inner_name for name, inner_name in plain.items()) or self._unusual
         )
+        # mxfp4 changes names by design (two tensors become one), and loaders know the pairs.
         self.renamed = self.renamed or (not self.widened and slabs.keys() != {*plain.values()})
         """Whether loaders that go by the names in the files would miss weights."""
+        # Only after join_mxfp4_pairs: _blocks and _scales count as names of quantized weights.
         self._refuse_quantized(slabs)
         self._slabs: dict[str, Slab] = {}
         head = self._head_name = f"{FAMILIES[self._shape.family].head}.weight"
@@ -142,6 +147,7 @@ class HFSource(WeightSource):
                 head
             )  # tied weights may be saved under either name
             self.renamed = True
+        # The loop takes tensors out of `slabs`, and the errors need all names.
         all_slabs = dict(slabs)
         for spec in self._shape.specs:
             name = self._name_of(spec.name, slabs)
@@ -160,9 +166,12 @@ class HFSource(WeightSource):
                     " bf16 or fp32."
                 )
         ignored_names = {name for name in slabs if name.startswith(self._shape.rules.ignored)}
+        # The rest is refused: a weight that no parameter takes means that config.json is of
+        # another model, and loading would silently drop it.
         for name in (name for name in slabs if name not in ignored_names):
             if not (self._shape.tied and name == head) and not COMPUTED_BUFFERS.search(name):
                 raise stored_names.unknown_tensor_error(name, all_slabs, self._shape, self._place)
+        # Every rank opens the folder, and one warning is enough.
         if ignored_names and os.environ.get("RANK", "0") == "0":
             log.warning("%s: %s", self._place, stored_names.left_out(ignored_names, self._shape))
         self._head = slabs.get(head) if self._shape.tied else None
@@ -189,6 +198,7 @@ class HFSource(WeightSource):
             raise stored_names.quantized_weights_error(
                 self._place, f"{config_clause}it has {scale}"
             )
+        # self.whole keeps quantization_config of gpt-oss, whose weights are read as bf16.
         if method is None or self.widened:
             return
         kinds = {str(slab.dtype) for slab in slabs.values() if slab.dtype in FLOATS}
@@ -196,6 +206,7 @@ class HFSource(WeightSource):
             slab.dtype not in FLOATS and not COMPUTED_BUFFERS.search(name)
             for name, slab in slabs.items()
         )
+        # A missing head is no sign of packed weights: config.json may only lack the tie.
         names = [
             self._name_of(spec.name, slabs)
             for spec in self._shape.specs
@@ -279,6 +290,7 @@ class HFSource(WeightSource):
                     {name: file for file in present_shards for name in self._file(file)}, ""
                 )
             raise no_weights(self._place)
+        # weights_in prefers one file to an index, as from_pretrained does.
         if not first.endswith(".index.json"):
             return self._file(first)
         path = f"{self._place}/{first}"
@@ -292,6 +304,7 @@ class HFSource(WeightSource):
             )
         for name, file in weight_map.items():
             if (
+                # An index comes from a download: a path in it could name any file of this machine.
                 not isinstance(file, str)
                 or Path(file).name != file
                 or "\0" in file
@@ -327,10 +340,12 @@ class HFSource(WeightSource):
             tensors = stored_names.tensors_in(content)
             if tensors is None:
                 raise stored_names.not_tensors(content, f"{self._place}/{file}")
+            # Other loaders take only tensors at the top of a .bin, not under a key.
             self._unusual = self._unusual or not all(
                 isinstance(value, Slab) for value in content.values()
             )
             return tensors
+        # safetensors has no checksums; the manifest of our own conversions has the only ones.
         crcs = checksums(self._manifest, file)
         return {
             name: slab.with_crc32(crcs.get(name))
@@ -376,6 +391,8 @@ def refuse_renamed(folder: Path | str) -> None:
     """
     config = read_config(folder)
     if (
+        # HFSource raises for other families and for quantized weights, and other libraries
+        # may load both.
         text_part(config).get("model_type") in FAMILIES
         and quantization(config) is None
         and HFSource(folder).renamed

@@ -18,6 +18,7 @@ from smtrain.worker.checkpoint.tensor_ranges import Slab, contiguous
 
 _PACKED_TYPES = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
 """Types of quantized weights: not whole bytes, or not numbers by themselves."""
+# MAX_HEADER_SIZE of the safetensors library, which refuses longer headers too.
 _HEADER_LIMIT = 100_000_000
 
 
@@ -50,6 +51,7 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
     if total < 8:
         raise damage_error(f"it has {total} bytes")
     length = int.from_bytes(location.read(file, 0, 8), "little")
+    # Before the read: the first 8 bytes of another format would ask for exabytes.
     if length > min(_HEADER_LIMIT, total - 8):
         raise damage_error(f"its header would take {length} bytes")
     try:
@@ -60,6 +62,7 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
         raise damage_error(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise damage_error("its header is not a JSON object")
+    # The only key of a header that names no tensor (safetensors' format).
     header.pop("__metadata__", None)
     out, spans = {}, []
     if packed_name := next(
@@ -74,6 +77,7 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
                 tuple(entry["shape"]),
                 entry["data_offsets"],
             )
+            # Not isinstance: true in JSON would pass as the number 1.
             fits = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
             if not fits or stop - start != prod(shape) * dtype.itemsize:
                 raise ValueError
@@ -81,6 +85,7 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
             raise damage_error(f"its header says {str(entry)[:200]} of {name[:200]!r}") from None
         spans.append((start, stop))
         out[name] = Slab(location, file, 8 + length + start, dtype, shape, contiguous(shape))
+    # The format allows no overlaps and no holes, so that a file cannot be of two formats.
     end = 0
     for start, stop in sorted(spans):
         if start != end:
@@ -110,6 +115,7 @@ def container(
     """Lay out a file of these tensors, the widest types first so that each is aligned; `strings` go
     into its header.
     """
+    # transformers 4 refuses a file whose metadata lacks this format (load_state_dict).
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(strings or {})}}
     at = 0
     spans = {}
@@ -123,6 +129,7 @@ def container(
         spans[name] = at
         at = stop
     text = json.dumps(header, separators=(",", ":")).encode()
+    # Spaces, as the library pads: JSON allows them, and the numbers begin aligned to 8 bytes.
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
     return TensorFile(

@@ -87,6 +87,7 @@ class MultimodalSource(WrappedSource):
         return ["whole", self._source.stamp(), self._folder.stamp()]
 
     def stored_with(self, name: str) -> tuple[str, ...]:
+        # The text source would answer with inner names, which `_jobs` compares with stored ones.
         return (name,)
 
     def seams(self, name: str) -> list[int]:
@@ -120,8 +121,10 @@ def write_hf(
     normal = normalise(source.config)
     folder = None if companions is None else place(companions)
     config = source.config if folder is None else read_config(folder)
+    # The run changed the rotary embeddings (model.rope); the companions have the old ones.
     if source.has_extended_rope:
         config = with_rope_of(config, source.config)
+    # transformers 4 and 5 write one model differently, so the raw configs may differ.
     if normalise(config) != normal:
         raise CheckpointError(
             f"{companions}/config.json describes another model than the weights; give the folder"
@@ -153,13 +156,16 @@ def write_hf(
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values())
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
+    # The other parts are copied in their types, so only the text part decides the dtype.
     types = {
         source.dtype(name)
         for name in (source.own_names() if isinstance(source, MultimodalSource) else names)
     }
     extras["config.json"] = _json(
+        # for_everyone returns only the text part, which would drop the other parts' config.
         _with_dtype(config if multimodal else for_everyone(config), types)
     )
+    # All counts of shards: shards of an earlier export must not lie next to these.
     replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
     execute(
         source,
@@ -197,6 +203,7 @@ def _names(source: WeightSource, shape: ModelShape) -> list[str]:
 def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
     """Jobs in the order of the file; parameters that are one tensor in the source share a job."""
     jobs: list[Job] = []
+    # By offset: `container` sorts by type, so the model's order is not the file's.
     for name in sorted(container.offsets, key=container.offsets.__getitem__):
         write = Write(name, (name,), (container,))
         if jobs and jobs[-1][-1].name in source.stored_with(name):
@@ -208,6 +215,7 @@ def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
 
 def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:
     """Set the type that config.json names to the weights', since loaders go by it."""
+    # Several types have no common name: the entry stays as it was.
     name = str(dtypes.pop()) if len(dtypes) == 1 else None
     return {**config, **{key: name for key in ("torch_dtype", "dtype") if name and key in config}}
 
@@ -216,6 +224,7 @@ def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
     for name, tensor in tensors.items():
+        # A tensor is never split: one above the limit gets a shard to itself.
         if shards[-1] and size + tensor.size > limit:
             shards.append([])
             size = 0
