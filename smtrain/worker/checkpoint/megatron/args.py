@@ -34,7 +34,9 @@ def _rotary(rope: Rope | None) -> dict[str, Any]:
         "rotary_percent": rope.share,
         "rotary_interleaved": False,
         "use_rope_scaling": rope.kind == "llama3",
+        # 8.0 is the default of --rope-scaling-factor, for models without llama3's scaling.
         "rope_scaling_factor": rope.settings.get("factor", 8.0),
+        # Megatron's interpolation factor is an int; megatron_rope_lack refuses fractions.
         **(
             {"rotary_seq_len_interpolation_factor": int(rope.settings["factor"])}
             if rope.kind == "linear"
@@ -49,6 +51,8 @@ def _yarn(rope: Rope) -> dict[str, Any]:
     pretrain_gpt.py.
     """
     s = rope.settings
+    # transformers uses the two only as a pair (_compute_yarn_parameters). Without them only
+    # `factor` counts, and 1.0 over 0.0 gives the same in Megatron.
     has_both = bool(s.get("mscale") and s.get("mscale_all_dim"))
     scale, mscale_all_dim = (s["mscale"], s["mscale_all_dim"]) if has_both else (1.0, 0.0)
     return {
@@ -71,14 +75,17 @@ def _layers(normal: HFConfig) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     if not all(normal.rotated):
+        # 1 means no rotary embeddings here; in SmolLM3's no_rope_layers 1 means that it has them.
         out["no_rope_freq"] = [int(not uses_rope) for uses_rope in normal.rotated]
     windows = [
+        # A window of at least all positions masks nothing: a full layer for Megatron.
         None if window is None or window >= normal.positions else window
         for window in normal.windows
     ]
     if narrow := next(filter(None, windows), None):
         out |= {
             "window_size": (narrow - 1, 0),
+            # In a list 1 is a layer with the window (is_layer_window_attention).
             "window_attn_skip_freq": [int(w is not None) for w in windows],
         }
     return out
@@ -100,8 +107,10 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": routing.aux,
         "moe_router_dtype": "fp32",
+        # In a list 1 is a layer of experts; the number 1 means every layer.
         "moe_layer_freq": [int(is_sparse) for is_sparse in sparse] if sparse else 1,
         "moe_token_dispatcher_type": "alltoall",
+        # The form torch has sequential experts; torch_dist stores both kinds alike.
         "moe_grouped_gemm": False,
     }
 
@@ -155,13 +164,16 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "virtual_pipeline_model_parallel_size": to.vpp if to.vpp > 1 else None,
         "decoder_first_pipeline_num_layers": to.first_stage_layers,
         "decoder_last_pipeline_num_layers": to.last_stage_layers,
+        # Must fit the files: the form torch is written for one expert-parallel rank.
         "expert_model_parallel_size": 1,
         "context_parallel_size": 1,
         "swiglu": not plain and not oss,
         "normalization": "LayerNorm" if plain else "RMSNorm",
         "norm_epsilon": normal.eps,
         "openai_gelu": learned_positions and normal.activation != "gelu",
+        # Megatron's fused kernel is the tanh form, also for models with the exact gelu.
         "bias_gelu_fusion": False,
+        # For GPT-2; _rotary below replaces it for every model with rotary embeddings.
         "position_embedding_type": "learned_absolute",
         "add_position_embedding": True,
         "use_rotary_position_embeddings": not learned_positions,
@@ -169,6 +181,7 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "untie_embeddings_and_output_weights": not shape.tied,
         "add_bias_linear": shape.mlp_bias or shape.o_bias,
         "add_qkv_bias": shape.qkv_bias,
+        # Megatron's q_layernorm is of one head; a norm of all heads has no counterpart.
         "qk_layernorm": shape.qk_norm == "head",
         "apply_query_key_layer_scaling": False,
         "bf16": dtype == BF16,

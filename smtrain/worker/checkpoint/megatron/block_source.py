@@ -87,6 +87,7 @@ class PieceSource(WeightSource):
                 self._blocks[part] = _sort_tiles(
                     location, fused_tensor.key, part_blocks, upright[part].spec.shape
                 )
+        # A tied head that a file has too must equal the embedding: `bits` compares them.
         self._twins = twins and _sort_tiles(
             location, "the output layer", twins, self._specs[self._shape.embed_name].shape
         )
@@ -105,6 +106,7 @@ class PieceSource(WeightSource):
         return self._specs[name].shape
 
     def dtype(self, name: str) -> DType:
+        # Any block would do: _sort_tiles refuses a tensor of several types.
         return self._pieces_of(name)[0][1][0].slab.dtype
 
     @property
@@ -114,6 +116,7 @@ class PieceSource(WeightSource):
     def seams(self, name: str) -> list[int]:
         part, blocks = self._pieces_of(name)[0]
         return (
+            # Spans are rows of Megatron's tensor, which transposed and stacked parameters lack.
             sorted({block.spans[0][0] for block in blocks})
             if part.is_whole and not part.is_transposed
             else []
@@ -139,6 +142,7 @@ class PieceSource(WeightSource):
         pieces = self._pieces_of(name)
         if not pieces[0][0].is_whole:
             return self._stack(pieces, bounds, tally)
+        # GPT-2's Conv1D has the inputs first, its blocks have the outputs first.
         if pieces[0][0].is_transposed:
             return self._assemble(pieces[0][1], bounds[::-1], tally).T
         bits = self._assemble(pieces[0][1], bounds, tally)
@@ -160,6 +164,7 @@ class PieceSource(WeightSource):
                     f"{piece.slab.file} {piece.slab.offset}",
                     partial(piece.slab.check_or_hash, piece.slab.file),
                 )
+        # _sort_tiles leaves no overlaps, so a single piece fills the window.
         if len(pieces) == 1:
             return pieces[0].bits(tally)
         out: Bits = np.empty([b - a for a, b in bounds], blocks[0].slab.dtype.bits)
@@ -197,6 +202,7 @@ def _parts(fused_tensor: FusedTensor, blocks: list[TensorBlock]) -> dict[str, li
     """Split the blocks of a fused tensor into blocks of the parameters that it consists of."""
     out: dict[str, list[TensorBlock]] = {part: [] for part in fused_tensor.parts}
     starts = fused_tensor.starts()
+    # A parameter may have many segments: q, k and v take turns by query group.
     for (part, first, _), (low, high) in zip(fused_tensor.segments, pairwise(starts), strict=True):
         for block in blocks:
             piece = block.intersect([(low, high), *((0, n) for n in fused_tensor.shape[1:])])
@@ -239,9 +245,11 @@ def _sort_tiles(
         )
     if blocks and blocks[0].slab.dtype not in FLOATS:
         raise unreadable(location, key, types[0])
+    # Copies (a norm on every tp rank) have equal spans: the last one is taken, uncompared.
     columns: dict[Spans, dict[tuple[int, int], TensorBlock]] = {}
     for block in blocks:
         columns.setdefault(block.spans[1:], {})[block.spans[0]] = block
+    # Each column of tiles must have all rows: sizes that only add up could hide a hole.
     wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []
     covers_rows = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(
         columns

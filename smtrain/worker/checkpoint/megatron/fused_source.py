@@ -61,6 +61,7 @@ class FusedSource(WrappedSource):
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         fused_tensor, (start, stop) = self.fused_tensor(name), bounds[0]
         pieces = []
+        # Segments are whole rows, so columns pass on in bounds[1:] unchanged.
         for (part, first, _), (low, high) in zip(
             fused_tensor.segments, pairwise(fused_tensor.starts()), strict=True
         ):
@@ -82,6 +83,7 @@ class FusedSource(WrappedSource):
             fused_tensor.segments, fused_tensor.starts(), strict=False
         ):
             out += [
+                # A segment begins at another place of the source, so its first row is a seam.
                 low,
                 *(seam - first + low for seam in self._source.seams(part) if first < seam < last),
             ]
@@ -99,6 +101,7 @@ class FusedCut:
 
     def __init__(self, source: FusedSource, tp: int, divisor: int) -> None:
         self._source, self.tp = source, tp
+        # Tied models have HEAD here too (names.head); the writers decide if a file gets it.
         self.vocab = pad_vocab(source.shape(HEAD)[0], tp, divisor)
         self._experts_tp = experts_cut(ModelShape.from_config(source.config), tp)
 
@@ -109,6 +112,7 @@ class FusedCut:
             if fused_tensor.role in (Role.EXPERT_COLUMN, Role.EXPERT_ROW)
             else self.tp
         )
+        # With a tp of 1 inside experts each rank has them whole, so its rank there is 0.
         return cut(fused_tensor, tp, tp_rank % tp, self.vocab)
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:

@@ -28,6 +28,9 @@ from smtrain.worker.checkpoint.torch_files.unpickle import Opaque
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FOLDER = re.compile(r"iter_\d+|release")
+# PPP is there only if pp > 1, EEE only if ep > 1 (Megatron-LM's checkpointing.py): two numbers
+# are tp and pp or tp and ep, which by_stage tells apart. model_rng.pt: older runs with the
+# distributed optimizer.
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3}))?(?:_(\d{3}))?/(?:model_optim_rng|model_rng)\.pt")
 _QUANTIZED_CLASSES = re.compile(r"float8|fp8|nvfp4", re.IGNORECASE)
 """Matches the classes of Transformer Engine's quantized tensors."""
@@ -59,6 +62,7 @@ def iteration(location: Place) -> str | None:
             if "/" in file and FOLDER.fullmatch(file.split("/")[0])
         }
     )
+    # Megatron writes the tracker after the files: a newer folder may be incomplete.
     if TRACKER in files:
         tracker_text = read_text(location, TRACKER, 1000).strip()
         folder_name = (
@@ -75,6 +79,7 @@ def iteration(location: Place) -> str | None:
                 code="checkpoint.damaged",
             )
         return folder_name
+    # Numbers have leading zeros, so names sort by iteration; `release` is last.
     return folders[-1] if folders else None
 
 
@@ -105,6 +110,7 @@ class RankSource(PieceSource):
     ) -> None:
         self.tp, self.pp = mesh_of(ranks, at)
         shape = ModelShape.from_config(config)
+        # pp = 1: the stages are counted from the files, which may be cut unevenly.
         if faults := names.mesh_faults(shape, self.tp, 1):
             raise CheckpointError(
                 f"{at}: {'; '.join(faults)}; check that config.json is this model's.",
@@ -118,6 +124,7 @@ class RankSource(PieceSource):
                 key: [replacement for block in old for replacement in replace(block)]
                 for key, old in blocks.items()
             }
+        # table() of a tied model has no head, and PieceSource compares its copy.
         twins = blocks.pop(names.HEAD, None) if shape.tied else None
         super().__init__(location, config, names.table(shape), blocks, twins)
 
@@ -146,6 +153,7 @@ class MegatronSource(RankSource):
 
 def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Slab]]:
     """Read one rank's file: a dict for each virtual stage, with the local spec's names."""
+    # lenient: args is an argparse.Namespace, and may hold enums of Megatron's classes.
     content = torchzip.load(location, file, lenient=True)
     models = (
         {
@@ -182,6 +190,7 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
                 )
             tensors[name] = value
         out.append(tensors)
+    # By value: the manifest has names of the whole model, the file local ones.
     stored_crcs = {slab.crc32 for tensors in out for slab in tensors.values()}
     if crcs and not stored_crcs <= {*crcs.values(), None}:
         raise CheckpointError(
@@ -200,6 +209,7 @@ def _flat(location: Place, file: str, model: Any, depth: int = 0) -> list[tuple[
         )
     out: list[tuple[str, Any]] = []
     for key, value in model.items():
+        # The limit keeps a hostile nesting from exhausting the stack.
         if isinstance(value, dict) and depth < 6:
             out += [
                 (f"{key}.{name}", item) for name, item in _flat(location, file, value, depth + 1)
@@ -218,7 +228,9 @@ def _global_blocks(
     a rank.
     """
     tp, pp, vpp = mesh.tp, mesh.pp, mesh.vpp
+    # Counted in the files, as each virtual stage numbers its layers from 0.
     counts = [[_layers(shards.get((0, p, v), {})) for v in range(vpp)] for p in range(pp)]
+    # v outside, p inside: virtual stage 1 of stage 0 follows virtual stage 0 of the last stage.
     starts = list(accumulate((counts[p][v] for v in range(vpp) for p in range(pp)), initial=0))
     if starts[-1] != shape.layers:
         raise CheckpointError(
@@ -245,8 +257,10 @@ def _global_blocks(
             if key == names.EMBEDDING and p > 0:
                 key = names.HEAD  # some versions keep a copy on the last stage of a tied model
             vocab = fused_tensors[key].shape[0]
+            # The padding is taken from the file: divisors differ by run, and MindSpeed may not pad.
             if key in (names.EMBEDDING, names.HEAD) and slab.shape:
                 vocab = max(slab.shape[0] * tp, vocab)
+            # --expert-tensor-parallel-size may differ from tp: the part's size tells the degree.
             cut_tp = experts_tp(fused_tensors[key], slab) or tp
             shard = names.cut(fused_tensors[key], cut_tp, t % cut_tp, vocab)
             out.setdefault(key, []).extend(
@@ -285,6 +299,7 @@ def _blocks(
     out, at = [], 0
     for a, b in shard.ranges:
         origin = tuple(at if i == shard.dim else 0 for i in range(len(full_spans)))
+        # Empty for a rank that holds only padding of the vocabulary.
         if b > a:
             out.append(
                 TensorBlock(

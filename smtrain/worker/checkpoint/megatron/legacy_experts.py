@@ -60,6 +60,7 @@ def by_stage(
         }, 1
     chunks_by_rank: dict[tuple[int, int, int], Chunks] = {}
     for rank, chunks in ranks.items():
+        # mp_rank_00_001 is stage 1 or expert rank 1: with pp > 1 no file has all layers.
         has_all_layers = (
             len({match[1] for chunk in chunks for name in chunk if (match := LAYER.match(name))})
             == shape.layers
@@ -82,6 +83,7 @@ def _join_ranks(
         for name in chunk
         if (local := _local(name)) is not None
     ]
+    # GroupedMLP's tensors have no expert numbers; then the folders' names tell the degree.
     experts_per_rank = max(numbers) + 1 if numbers else sizes.count // degree
     if (
         not experts_per_rank
@@ -149,6 +151,7 @@ def _views(location: Place, name: str, slab: Slab, is_first: bool, count: int) -
     takes both for [experts, inputs, outputs].
     """
     if (
+        # Experts are cut by byte offsets below, so only a contiguous tensor will do.
         len(slab.shape) != 2
         or slab.strides != contiguous(slab.shape)
         or slab.shape[is_first] % count
@@ -158,6 +161,8 @@ def _views(location: Place, name: str, slab: Slab, is_first: bool, count: int) -
             " experts; take this model's config.json.",
             code="checkpoint.other_model",
         )
+    # weight1 looks like columns of all experts side by side, but GroupedMLP takes its memory as
+    # [experts, hidden, rest] (`weight1.view(experts, hidden, -1)`): expert n is one run of bytes.
     inputs, outputs = slab.shape
     inputs, outputs = (inputs, outputs // count) if is_first else (inputs // count, outputs)
     for number in range(count):
@@ -165,6 +170,7 @@ def _views(location: Place, name: str, slab: Slab, is_first: bool, count: int) -
             slab,
             offset=slab.offset + number * inputs * outputs * slab.dtype.itemsize,
             shape=(outputs, inputs),
+            # The file has [inputs, outputs] for each expert; strides transpose it without a copy.
             strides=(1, outputs),
             crc32=None,
         )

@@ -35,6 +35,7 @@ from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Writ
 from smtrain.worker.checkpoint.torch_files import pickling
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 
+# Name and tracker text as MindSpeed-LLM's converter writes them: iteration 1, tracker `1`.
 ITERATION = "iter_0000001"
 REPLACES = (ITERATION, TRACKER)
 
@@ -82,6 +83,7 @@ def write_megatron(
     layers = stage_layers(shape, to)
     fused_source = FusedSource(source)
     layout = FusedCut(fused_source, to.tp, to.vocab_divisor)
+    # args has one dtype for the whole model; the embedding's stands for it.
     settings = arguments(source.config, fused_source.dtype(EMBEDDING), layout.vocab, to)
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
@@ -95,6 +97,7 @@ def write_megatron(
                 for key, _ in chunk
             }
             file = (
+                # Megatron looks for _PPP only if pp > 1.
                 f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if to.pp > 1 else ''}/model_optim_rng.pt"
             )
             ranks.append(
@@ -133,12 +136,15 @@ def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[st
         for key in (f.key for f in table(shape)):
             if match := LAYER.match(key):
                 if int(match[1]) in members:
+                    # Megatron numbers the layers of each chunk from 0.
                     local = f"decoder.layers.{int(match[1]) - members.start}.{match[2]}"
                     names.append((key, EXPERT.sub(r"\1.local_experts.\2.\3", local)))
             elif (p, v) == (
                 (0, 0) if key in (EMBEDDING, POSITIONS) else (last, len(layers[p]) - 1)
             ):
                 names.append((key, key))
+        # With pp > 1 the last stage of a tied model keeps a copy of the embedding as its head;
+        # with one stage Megatron's state_dict has no output_layer.
         if shape.tied and last > 0 and (p, v) == (last, len(layers[p]) - 1):
             names.append((HEAD, HEAD))
         out.append(names)
@@ -150,6 +156,7 @@ def _spellings(
 ) -> dict[str, str]:
     """Name in the whole model -> name in the rank's file, as the spec has it."""
     return {
+        # TE fuses no norm into experts, so this one keeps its name.
         key: local if is_before_experts(shape, key) else spell_key(local, spelling)
         for chunk in names
         for key, local in chunk
@@ -172,6 +179,7 @@ def _pickle_rank(
         }
         for chunk in names
     ]
+    # Megatron's keys: `model`, or with virtual stages `model0`, `model1` and so on.
     model_entries = (
         {"model": models[0]}
         if len(models) == 1
@@ -179,5 +187,6 @@ def _pickle_rank(
     )
     namespace = pickling.New(pickling.Name("argparse", "Namespace"), settings)
     return pickling.dumps(
+        # Below version 2.0 Megatron would reorder q, k and v (fix_query_key_value_ordering).
         {"args": namespace, "checkpoint_version": 3.0, "iteration": 1, **model_entries}
     )

@@ -29,6 +29,7 @@ LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"(.+\.mlp\.experts)\.experts\.(\d+)\.(linear_fc[12]\..+)")
 """Matches the tensor of one expert: what comes before, its number, and the linear."""
 
+# One leaf for each fused tensor: k_proj, v_proj and up_proj are missing on purpose (_fuse_spec).
 _LEAVES = {
     "input_layernorm": "input_layernorm",
     "post_attention_layernorm": "pre_mlp_layernorm",
@@ -61,6 +62,7 @@ _OF_OTHERS = {
 }
 """Parts of names in mixtures of experts of families that have no form here -> the thing."""
 _SINKS = "self_attention.core_attention.softmax_offset"
+# TE's LayerNormLinear holds the norm in front of it, under the linear's name.
 _TE = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
@@ -146,6 +148,8 @@ def _fuse_spec(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> FusedTe
     key, block = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
     if leaf == "self_attn.q_proj":
         parts = tuple(f"{block}.{p}_proj.{kind}" for p in "qkv")
+        # linear_qkv by query group: its queries, its key, its value, biases alike. No rotary
+        # permutation, as Megatron turns halves like Hugging Face (rotary_interleaved false).
         d, group = shape.head_dim, shape.heads // shape.kv_heads
         widths = [(parts[0], group * d), (parts[1], d), (parts[2], d)]
         segments = tuple(
@@ -155,6 +159,7 @@ def _fuse_spec(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> FusedTe
         )
     elif spec.role is Role.QKV_BLOCKS:
         parts, d, group = (spec.name,), shape.head_dim, shape.heads // shape.kv_heads
+        # Phi-3 has all q, then all k, then all v; linear_qkv has them by query group.
         blocks = (
             (0, group),
             (shape.heads, 1),
@@ -166,6 +171,7 @@ def _fuse_spec(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> FusedTe
             for first, heads in blocks
         )
     elif spec.role is Role.THIRDS:
+        # GPT-2's c_attn has all q, then all k, then all v; linear_qkv has them by head.
         parts, d, third = (spec.name,), shape.head_dim, spec.shape[0] // 3
         segments = tuple(
             (spec.name, i * third + h * d, i * third + (h + 1) * d)
@@ -174,8 +180,10 @@ def _fuse_spec(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> FusedTe
         )
     elif leaf == "mlp.gate_proj":
         parts = (spec.name, f"{block}.up_proj.{kind}")
+        # [gate; up] of the whole model, as in torch_dist; `cut` makes [gate_r; up_r] of it.
         segments = tuple((part, 0, spec.shape[0]) for part in parts)
     else:
+        # GPT-NeoX's query_key_value is by head already, as linear_qkv: no reordering.
         parts, segments = (spec.name,), all_rows
     rows = sum(specs[part].shape[0] for part in parts)
     return FusedTensor(key, parts, spec.role, (rows, *spec.shape[1:]), segments)
@@ -207,8 +215,10 @@ def cut(fused_tensor: FusedTensor, tp: int, t: int, vocab: int) -> Shard:
         return Shard(1, ((t * part_size, (t + 1) * part_size),), part_size)
     if fused_tensor.role is Role.VOCAB:
         part_size = vocab // tp
+        # min: the last ranks may hold only padding, an empty range.
         return Shard(0, ((min(t * part_size, rows), min((t + 1) * part_size, rows)),), part_size)
     if fused_tensor.is_gated:
+        # Both halves are cut: one cut of all rows would give the first ranks only gates.
         part_size = rows // 2 // tp
         return Shard(
             0,
@@ -235,6 +245,7 @@ def mesh_faults(shape: ModelShape, tp: int, pp: int, etp: int = 1) -> list[str]:
             f"tp = {tp} does not divide the model's {shape.kv_heads} key/value heads (query"
             " groups), and Megatron does not repeat heads"
         )
+    # intermediate_size is of dense layers; a model with only experts may have any.
     if any(kind.experts is None for kind in shape.kinds) and shape.intermediate % tp:
         faults.append(
             f"tp = {tp} does not divide the model's intermediate size {shape.intermediate}"
@@ -252,6 +263,7 @@ def pad_vocab(vocab: int, tp: int, divisor: int) -> int:
     """The rows of Megatron's vocabulary: the next multiple of --make-vocab-size-divisible-by times
     tp.
     """
+    # As Megatron-LM's _vocab_size_with_padding: loading fails on another size.
     unit = divisor * tp
     return -(-vocab // unit) * unit
 
@@ -304,6 +316,7 @@ def chunks(
             code="config.combination",
         )
     starts = list(
+        # v outside, p inside, as Megatron interleaves virtual stages.
         accumulate((stage_layers[p] // vpp for _ in range(vpp) for p in range(pp)), initial=0)
     )
     return tuple(
@@ -368,5 +381,6 @@ def is_ignored(key: str) -> bool:
     return (
         key.endswith(("_extra_state", "inv_freq", ".rotary_pos_emb"))
         or "._extra_state/" in key
+        # core_attention has only buffers, except gpt-oss's sinks, which are trained.
         or ("core_attention" in key and not key.endswith(_SINKS))
     )

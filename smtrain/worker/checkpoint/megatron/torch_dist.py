@@ -40,9 +40,13 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Opaque, unpickle
 
 METADATA, METADATA_JSON = ".metadata", "metadata.json"
+# No number behind `layers` or `experts` means a stack. Numbers: a run with layers of several
+# kinds, or with singleton_local_shards.
 _LAYER_STACK = re.compile(r"(decoder\.layers)\.(?!\d)(.+)")
 _EXPERTS = re.compile(r"(.+\.mlp\.experts\.experts)\.(?!\d)(.+)")
+# singleton_local_shards stores [gate; up] as two tensors, _w and then _v.
 _HALF = re.compile(r"(.+\.linear_fc1\.(?:weight|bias))_([wv])")
+# All other keys are the optimizer's and the run's state, which is not converted.
 _MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.", "encoder.")
 _LIMIT = 1 << 30
 
@@ -115,6 +119,7 @@ def _parse_key(
     half = None
     if part := _HALF.fullmatch(key):
         key, half = part[1], "wv".index(part[2])
+    # The key becomes a format string for the numbers of layer and expert.
     key = key.replace("{", "{{").replace("}", "}}")
     experts = shape.experts.count if shape.experts is not None else 0
     for pattern, unit, count in (
@@ -164,6 +169,7 @@ def _by_index(
     depth = len(sizes)
     for chunk in chunks:
         slab = chunk.slab
+        # A checksum is of the whole chunk; a part of a stack has none.
         part_crc = slab.crc32 if prod(slab.shape[:depth]) == 1 else None
         # No further than the stack itself, whose sizes are config.json's: a damaged chunk may call
         # itself endless.
@@ -183,6 +189,7 @@ def _by_index(
                 strides=slab.strides[depth:],
                 crc32=part_crc,
             )
+            # strict=False: `at` has only the stack's dimensions, offsets have all.
             index = tuple(n + first for n, first in zip(at, chunk.offsets, strict=False))
             out.setdefault(index, []).append(_Chunk(chunk.offsets[depth:], part))
     return out
@@ -194,7 +201,9 @@ def _blocks(
     shift = 0 if half is None else half * fused_tensor.shape[0] // 2
     for chunk in chunks:
         spans = tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.slab.shape, strict=True))
+        # _v is the second half, so its rows begin in the middle of [gate; up].
         spans = ((spans[0][0] + shift, spans[0][1] + shift), *spans[1:])
+        # The intersection drops the padding of a vocabulary.
         block = TensorBlock(spans, chunk.slab, (0,) * len(spans)).intersect(
             [(0, n) for n in fused_tensor.shape]
         )
@@ -234,6 +243,7 @@ def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]
         at = _state(index, "MetadataIndex")
         storage[at["fqn"], at.get("offset")] = _state(info, "_StorageInfo")
     for key, entry in top["state_dict_metadata"].items():
+        # BytesStorageMetadata: fp8 states and objects, no weights.
         if not isinstance(entry, Opaque) or not entry.name.endswith("TensorStorageMetadata"):
             continue
         if is_ignored(key) or not key.startswith(_MODEL_PREFIXES):
@@ -272,10 +282,12 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 def _slab(location: Place, key: str, info: dict[str, Any]) -> Slab:
     file, (offset, length) = info["relative_path"], _numbers((info["offset"], info["length"]))
+    # .metadata comes with the checkpoint: a path in it could name any file of this machine.
     if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
         raise ValueError(
             f"it points {key} to {str(file)[:100]!r}, which is not a file in its folder"
         )
+    # torch sets it if an extension changed the stream, such as a compression.
     if info.get("transform_descriptors"):
         raise ValueError(
             f"{key} is stored transformed ({str(info['transform_descriptors'])[:100]}), which is"

@@ -46,6 +46,7 @@ _EMPTY_STATE_FILE, _EMPTY_STATE = (
     torchzip_writer.save_object("archive", dumps([None])),
 )
 """The state of Transformer Engine's layers without fp8: None, stored once for all of them."""
+# Modules of TE whose _extra_state Megatron-core asks for when it loads.
 _STATES = ("self_attention.linear_qkv", "self_attention.linear_proj")
 _ATTENTION = "self_attention.core_attention"
 _LINEARS = ("linear_fc1", "linear_fc2")
@@ -78,6 +79,7 @@ class _Cut:
         self._shards = {}
         for chunk in chunks:
             a, b = chunk.rows
+            # The rows behind the vocabulary are padding: they count in the size only.
             stop = min(b, source.shape(chunk.fused_key)[0])
             self._shards[chunk.name] = Shard(0, ((a, stop),), b - a)
 
@@ -100,6 +102,7 @@ def write_torch_dist(
     source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
+    # For its errors only: no file depends on the stages, but args names them.
     stage_layers(shape, to)
     fused_source = FusedSource(source)
     layout = FusedCut(fused_source, to.tp, to.vocab_divisor)
@@ -111,6 +114,7 @@ def write_torch_dist(
         "checkpoint_version": 3.0,
         "iteration": 1,
         "num_floating_point_operations_so_far": 0,
+        # With True Megatron would ask for a key for each expert, and for _w and _v.
         "content_metadata": {"singleton_local_shards": False},
     }
     backends = {
@@ -148,6 +152,7 @@ def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_Written
             if fused_tensor.key in (EMBEDDING, HEAD)
             else fused_tensor.shape
         )
+        # Gate and up are chunks of one tensor, gate first, as Megatron's factory splits them.
         halves = 2 if fused_tensor.is_gated else 1
         rows, tensor = size[0] // halves, Tensor(source.dtype(fused_tensor.key), (*sizes, *size))
         for half in range(halves):
@@ -213,6 +218,7 @@ def _states(shape: ModelShape) -> Iterator[str]:
             *attention_linears,
             *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None),
         ):
+            # Megatron-core's ShardedObject: key/shard_OFFSET_SHAPE, numbers joined by dots.
             yield f"{path}.{linear}._extra_state/shard_{_join_numbers(at or (0,))}_{_join_numbers(of or (1,))}"
         if kind.experts is not None:
             for expert, fc in product(range(kind.experts.count), _LINEARS):
@@ -247,6 +253,7 @@ def _lay_out_files(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[
         Tensor, torchzip_writer.TensorStream
     ] = {}  # of thousands of experts, a few differ
     for number, members in enumerate(files):
+        # torch's FileSystemWriter: __RANK_NUMBER.distcp.
         file = f"__{number}_0.distcp"
         offsets: dict[str, int] = {}
         fixed_blocks: list[tuple[int, bytes]] = []
@@ -282,13 +289,16 @@ def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) ->
 
     def index(key: str, offsets: tuple[int, ...] | None) -> New:
         location = None if offsets is None else size(offsets)
+        # `index` is only a hint for look-ups and not part of equality (torch's MetadataIndex).
         return New(Name(_MODULE, "MetadataIndex"), {"fqn": key, "offset": location, "index": None})
 
     def info(file: str, offset: int, length: int) -> New:
         kind = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
         return New(kind, {"relative_path": file, "offset": offset, "length": length})
 
+    # torch pickles a layout as this call (copyreg in torch/serialization.py).
     strided_layout = Called(Name("torch.serialization", "_get_layout"), ("torch.strided",))
+    # 0 is TORCH_CONTIGUOUS_FORMAT.
     contiguous = Called(Name(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
     tensors: dict[str, Any] = {}
     by_key: dict[str, list[_WrittenChunk]] = {}
@@ -298,6 +308,7 @@ def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) ->
         dtype = Name("torch", members[0].tensor.dtype.name)
         kind = Name(_MODULE, "ChunkStorageMetadata")
         parts = [New(kind, {"offsets": size(c.offsets), "sizes": size(c.sizes)}) for c in members]
+        # A tuple in the order of __getstate__: dtype, layout, requires_grad, format, pin_memory.
         properties = New(
             Name(_MODULE, "TensorProperties"), (dtype, strided_layout, False, contiguous, False)
         )

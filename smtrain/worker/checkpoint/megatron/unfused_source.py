@@ -47,11 +47,13 @@ class UprightPart:
     def read(self, source: WeightSource, bounds: Bounds, tally: Tally | None) -> Bits:
         """The part within `bounds` of this parameter, from the source of the stored one."""
         (a, b), *inputs = bounds
+        # Up to the last output of this part, not to the next one's; empty windows stay empty.
         outputs = (a * self.step + self.start, max(a, b - 1) * self.step + self.start + (b > a))
         stored_bounds = [*inputs, outputs] if self.is_transposed else [outputs, *inputs]
         if self.expert is None:
             bits = source.bits(self.of, stored_bounds, tally)
         else:
+            # No tally: it only counts tensors read front to back, and this is one expert of many.
             bits = source.bits(self.of, [(self.expert, self.expert + 1), *stored_bounds])[0]
         upright: Bits = bits.T if self.is_transposed else bits
         return upright[:: self.step]
@@ -71,6 +73,7 @@ class UprightPart:
         (low, high), inputs = (
             (bounds[-1], bounds[:-1]) if self.is_transposed else (bounds[0], bounds[1:])
         )
+        # Rounded up: the first output of this part at or behind each edge.
         a, b = (max(0, -(-(edge - self.start) // self.step)) for edge in (low, high))
         if a >= b:
             return None
@@ -101,7 +104,9 @@ def _parts(shape: ModelShape, spec: Spec) -> Iterator[UprightPart]:
     leaf, kind = leaf.removesuffix("_bias"), "bias" if leaf.endswith("_bias") else "weight"
     assert shape.rules.experts is not None
     down = leaf == shape.rules.experts.parts[2]
+    # gpt-oss's gate_up_proj takes turns: outputs 0, 2, ... are gate, 1, 3, ... up.
     step = 1 if down else 2
+    # A bias of down_proj is added to the sum over ranks, so it is not cut.
     role = Role.EXPERT_COLUMN if not down else Role.EXPERT_ROW if inputs else Role.EXPERTS_SUM
     for j in range(experts):
         for start, name in enumerate(PARTS[2:] if down else PARTS[:2]):
