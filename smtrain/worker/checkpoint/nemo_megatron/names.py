@@ -23,7 +23,9 @@ _LEAVES = {
     "mlp.dense_h_to_4h": "mlp.linear_fc1",
     "mlp.dense_4h_to_h": "mlp.linear_fc2",
 }
+# Leaves of releases up to 2.15 that hold a part of one tensor of Megatron-core.
 _HALVES = {"self_attention.query", "self_attention.key_value", "mlp.dense_h_to_4h_2"}
+# No folder for one rank, mp_rank_TT if pp = 1, else tp_rank_TT_pp_rank_PPP.
 _FILE = re.compile(r"(?:mp_rank_(\d{2})/|tp_rank_(\d{2})_pp_rank_(\d{3})/)?([^/]+\.ckpt)")
 _STEP = re.compile(r"step=(\d+)")
 
@@ -39,6 +41,7 @@ def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
             by_name.setdefault(match[4], {})[rank] = file
 
     def age(name: str) -> tuple[int, int, str]:
+        # The number of ranks comes first: a later step that not all ranks have must lose.
         step = _STEP.search(name)
         return len(by_name[name]), int(step[1]) if step else 0, name
 
@@ -55,6 +58,8 @@ def rank_folder(tp: int, pp: int, t: int, p: int) -> str:
 def canonical(key: str) -> str:
     """Megatron-core's name of a tensor; tensors that are only a part of one keep their own leaf."""
     key = key.removeprefix("model.").removeprefix("language_model.")
+    # Directly below `model.` word_embeddings is the head, of the 70B converter and of tied
+    # models with pp > 1; the embedding itself is embedding.word_embeddings.
     if key in ("word_embeddings.weight", "output_layer.weight"):
         return HEAD
     key = re.sub(r"^(?:encoder|transformer)\.", "decoder.", key)
@@ -70,6 +75,7 @@ def file_key(key: str) -> str:
     key = key.replace("decoder.", "encoder.", 1)
     for megatron_leaf, nemo_leaf in _LEAVES.items():
         key = key.replace(f".{nemo_leaf}.", f".{megatron_leaf}.")
+    # Order: the leaf is already NeMo's here, as _LEAVES was applied above.
     if parts and ".query_key_value." in key:
         key = key.replace("query_key_value", "query" if parts == 1 else "key_value")
     elif parts == 2:
@@ -88,6 +94,7 @@ def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, 
     stem, rows_per_rank = f"decoder.layers.{match[1]}.", shape.intermediate // tp
     if leaf == "mlp.dense_h_to_4h_2":
         return f"{stem}mlp.linear_fc1.{kind}", halves(shape, 2, tp, t)
+    # 2.15 and later releases use one name for gate and for [gate; up]: only the rows differ.
     if leaf == "mlp.linear_fc1" and not shape.plain and rows == rows_per_rank:
         return key, halves(shape, 1, tp, t)
     if leaf in _HALVES:
@@ -106,6 +113,7 @@ def halves(shape: ModelShape, number: int, tp: int, t: int) -> Ranges:
 def queries(shape: ModelShape, number: int, tp: int, t: int) -> Ranges:
     """Rows of the attention input in a rank's queries (1), or keys and values (2)."""
     d, group, kv_per_rank = shape.head_dim, shape.heads // shape.kv_heads, shape.kv_heads // tp
+    # linear_qkv has queries, key, value of each group; key_value takes the last two at once.
     start, size = (0, group * d) if number == 1 else (group * d, 2 * d)
     unit = (group + 2) * d
     return [
@@ -120,6 +128,7 @@ def forms(shape: ModelShape, release: Release, fused_tensor: FusedTensor) -> tup
     """
     if release == "2.15" and fused_tensor.key not in (EMBEDDING, HEAD):
         is_gated = ".mlp.linear_fc1." in fused_tensor.key and len(fused_tensor.parts) == 2
+        # Without grouped queries 2.15 too has a single query_key_value.
         is_grouped = ".linear_qkv." in fused_tensor.key and shape.heads != shape.kv_heads
         if is_gated or is_grouped:
             return f"{fused_tensor.key}+", f"{fused_tensor.key}++"

@@ -75,12 +75,14 @@ def _chunks(
     If `master_slabs` is given, the master weights are added to it, and placeholders for them are
     returned.
     """
+    # lenient: hyper_parameters holds OmegaConf objects, which become Opaque.
     content = torchzip.load(location, file, lenient=True)
     state = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(state, dict) or not state:
         raise CheckpointError(
             f"{location}/{file} has no state_dict; it is not a checkpoint of neuronx-nemo-megatron."
         )
+    # Virtual stages nest: model0, model1 and so on in the state_dict.
     virtual = isinstance(state.get("model0"), dict)
     models = [state.get(f"model{v}") for v in range(len(state))] if virtual else [state]
     if master_slabs is not None and virtual:
@@ -92,6 +94,7 @@ def _chunks(
     crcs = {
         crc
         for name in manifest.get("files", {})
+        # A prefix: xser has its tensors in FILE.tensors/.
         if name.startswith(file)
         for crc in checksums(manifest, name).values()
     }
@@ -104,6 +107,7 @@ def _chunks(
                 continue
             if master_slabs is not None and key in better:
                 slab = better[key].placeholder
+                # The placeholder's file and offset find the master when blocks are replaced.
                 master_slabs[slab.file, slab.offset] = better[key]
             else:
                 slab = (
@@ -166,6 +170,7 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
     Raises CheckpointError if they are missing, or do not fit the names.
     """
     folder, _, name = file.rpartition("/")
+    # NAME-last.ckpt has its masters in NAME-optimizer_states-last.ckpt.
     name = re.sub(r"(-last)?\.ckpt$", r"-optimizer_states\1.ckpt", name)
     pattern = re.compile(
         re.escape(f"{folder}/" if folder else "") + r"optim/dp_rank_(\d{3})/" + re.escape(name)
@@ -180,6 +185,7 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
         )
     states = [_first(location, paths[rank]) for rank in sorted(paths)]
     buffers = buffers_of(state) | {*states[0].get("untrained_buffers", ())}
+    # Never sort: the place in the state_dict is the number of the master.
     names = [key for key in state if key not in buffers and not is_ignored(key)]
     out: dict[str, Master] = {}
     for number, key in enumerate(names):
@@ -187,6 +193,7 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
             _part(location, paths[rank], key, optimizer, number)
             for rank, optimizer in enumerate(states)
         )
+        # The parts are padded along the rows, so their sum is no shape.
         shape = _shape(states[0].get("shape_info", {}).get(number)) or _shape(state[key])
         rows, inner_shape = sum(part.shape[0] for part in parts if part.shape), parts[0].shape[1:]
         if (
@@ -200,9 +207,11 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
                 f" {key[:200]}; copy this file again.",
                 code="checkpoint.damaged",
             )
+        # No file is called `...ckpt#`: reading the placeholder itself must fail.
         out[key] = Master(
             Slab(location, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts
         )
+    # With one too few or too many, the numbers would be of the wrong parameters.
     if any(len(optimizer["sharded_master_weights"]) != len(names) for optimizer in states):
         raise CheckpointError(
             f"{location}/{paths[0]} has another number of master weights than {file} has names;"
@@ -213,6 +222,7 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
 
 def _first(location: Place, file: str) -> dict[str, Any]:
     """Read the state of the first optimizer in a file."""
+    # A list with one state for each optimizer; only the first has master weights.
     content = torchzip.load(location, file, lenient=True)
     optimizer = content[0] if isinstance(content, (list, tuple)) and content else None
     if not isinstance(optimizer, dict) or not isinstance(
@@ -279,12 +289,14 @@ class ReorderedSource(WrappedSource):
         pieces = []
         for unit in range(start // d, -(-stop // d)):
             third, head = divmod(unit, heads)
+            # Unit (third, head) of the right order is head * 3 + third in the file.
             at = (head * 3 + third - unit) * d
             low, high = max(start, unit * d), min(stop, (unit + 1) * d)
             pieces.append(self._source.bits(name, [(low + at, high + at), *bounds[1:]], tally))
         return np.concatenate(pieces)
 
     def seams(self, name: str) -> list[int]:
+        # Reordered rows come from all over the stored tensor, so its seams mean nothing.
         return [] if name in self._names else self._source.seams(name)
 
     def stamp(self) -> list[object]:

@@ -26,6 +26,7 @@ from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Writ
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, Opcodes, dumps
 
+# Each release unpickles its class of reference; NeMo's also needs shape and type (_xser).
 _REFERENCES = {
     "2.15": Name("torch_xla.utils.serialization", "TensorReference"),
     "2.21": Name("nemo.collections.nlp.parts.serialization", "TensorReference"),
@@ -65,16 +66,19 @@ def write_nnm(
     fused_source = FusedSource(source)
     layout = _NNMCut(fused_source, to.tp, to.vocab_divisor, shape)
     name = "model_optim_rng.ckpt"
+    # The llama converters of 2.19 and 2.21 name files so; those for NeoX keep the old name.
     if to.release == "2.21" and not shape.plain:
         name = "llmv2_converted_checkpoint--step=0.ckpt"
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     for p in range(to.pp):
         table: dict[str, str] = {}
+        # [0]: without virtual stages, of which writing supports none.
         for key, local in stage_names(shape, layers, p)[0]:
             for form in forms(shape, to.release, fused_source.fused_tensor(key)):
                 match = LAYER.match(local)
                 table[form] = file_key((local if match else key) + form.removeprefix(key))
+            # The copy on the last stage of a tied model is not called output_layer.
             if key == HEAD and shape.tied:
                 table[key] = "model.word_embeddings.weight"
         ranks = []
