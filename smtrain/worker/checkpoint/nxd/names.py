@@ -17,6 +17,7 @@ from smtrain.worker.checkpoint.targets import Qkv
 _ADAPTER_INFIX = (  # between a block and its linear's name, in the names of engine nxd's parameters
     ".adapters."
 )
+# Today's names, and tp_rank_RR_pp_rank_PP/checkpoint.pt of the public SageMaker samples.
 _FILE = re.compile(
     r"(?:model/)?(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt|)"
 )
@@ -59,6 +60,8 @@ def _stored_as(name: str, qkv: Qkv) -> list[StoredTensor]:
             if leaf == "gate_proj"
             else []
         )
+    # NxD's GQAQKVColumnParallelLinear calls them weight_q, weight_k, weight_v, and fused
+    # weight_qkv; biases alike.
     if leaf in ("q_proj", "k_proj", "v_proj") and qkv == "grouped":
         return [StoredTensor(f"{block}.qkv_proj.{kind}_{leaf[0]}", (name,))]
     if leaf in ("q_proj", "k_proj", "v_proj") and qkv in ("fused", "fused_mha"):

@@ -79,8 +79,10 @@ class NxDSource(WeightSource):
         self._shards: Shards = {
             rank: _load(self._place, file, manifest) for rank, file in paths.items()
         }
+        # tp rank 0 tells the names: _check_shapes then asks all ranks for each of them.
         stages = {name: p for p in range(self.pp) for name in self._shards[0, p]}
         self.form, multiplier = self._form(stages)
+        # The manifest wins: it has the order that the shards were written with.
         order: KvOrder = manifest.get("kv_order", kv_order)
         # stages are looked up by name, so that any pipeline cut can be read
         self._layout = Layout(self._shape, self.tp, 1, order, kv_multiplier=multiplier)
@@ -170,6 +172,7 @@ class NxDSource(WeightSource):
             low, high = max(a, bounds[dim][0]), min(b, bounds[dim][1])
             if low >= high:
                 continue
+            # A fused tensor is joined along dimension 0, also if the cut is along columns.
             slab, first = (
                 self._shards[t, pp][tensor.name],
                 (0 if dim == 0 else self._first_row(name, tensor, t)),
@@ -184,6 +187,7 @@ class NxDSource(WeightSource):
             piece = slab.bits(local, tally)
             if (low, high) not in pieces:
                 pieces[low, high] = piece
+            # With the wrong kv_order, two different heads meet here as copies of one.
             elif not np.array_equal(pieces[low, high], piece):
                 raise CheckpointError(
                     f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp"
@@ -222,12 +226,14 @@ class NxDSource(WeightSource):
     def _form(self, stages: dict[str, int]) -> tuple[Qkv, int]:
         """The form of the attention inputs, and the number of copies of each key/value head."""
         shape, first = self._shape, f"{FAMILIES[self._shape.family].prefix}.layers.0.self_attn"
+        # Copies are counted from rows: shards without our manifest do not record them.
         rows = shape.kv_heads * shape.head_dim
         grouped_key, fused_key = f"{first}.qkv_proj.weight_k", f"{first}.qkv_proj.weight_qkv"
         if grouped_key in stages:
             return "grouped", max(1, self._rows(stages, grouped_key) * self.tp // rows)
         if fused_key in stages:
             keys = self._rows(stages, fused_key) * self.tp - shape.heads * shape.head_dim
+            # The rows behind the queries are the copies of k, then those of v.
             return "fused", max(1, keys // (2 * rows))
         return ("fused_mha" if f"{first}.qkv_proj.weight" in stages else "separate"), 1
 
@@ -293,6 +299,7 @@ def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Sla
         raise not_tensors(shard, f"{location}/{file}")
     crcs = checksums(manifest, file)
     for name, slab in shard.items():
+        # The zip's checksum against ours: a file of another conversion is found unread.
         if name in crcs and slab.crc32 not in (None, crcs[name]):
             raise CheckpointError(
                 f"{location}/{file}: {name} is not what the manifest lists; convert the model"
@@ -308,6 +315,7 @@ def resolve_reference(location: Place, file: str, name: str, value: Any) -> Any:
         return value
     tid = getattr(value, "tid", None)
     folder = f"{file}.tensors"
+    # tid becomes part of a path, so nothing but a plain number may pass.
     if type(tid) is not int or tid < 0:
         raise CheckpointError(
             f"{location}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this"

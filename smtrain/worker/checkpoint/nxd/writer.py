@@ -33,6 +33,7 @@ def write_nxd(
     """
     shape = ModelShape.from_config(source.config)
     layout = Layout(shape, to.tp, to.pp, to.kv_order, to.cuts, to.kv_multiplier)
+    # q_proj, k_proj, v_proj cannot repeat heads in NxD; its grouped form can.
     qkv_form: Qkv = to.qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
     if qkv_form in ("separate", "fused_mha") and layout.kv_multiplier > 1:
         raise CheckpointError(
@@ -55,6 +56,7 @@ def write_nxd(
             )
             containers += rank_containers
             ranks.append(by_name)
+        # One write fills the part of every tp rank, so the source is read once.
         groups.append(
             [(Write(s.name, s.parts, tuple(rank[s.name] for rank in ranks)),) for s in table]
         )
@@ -67,6 +69,7 @@ def write_nxd(
         "kv_multiplier": layout.kv_multiplier,
     }
     extras = companions.with_config(source.config)
+    # Any mesh: shards left from another tp or pp would count as ranks of this one.
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
     execute(
         source,
