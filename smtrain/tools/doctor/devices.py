@@ -51,7 +51,7 @@ _GET_STARTED = (
 
 @dataclass
 class TorchView:
-    """torch's view of the devices, from `torch_view`."""
+    """torch's view of the devices, from `torch_probe`."""
 
     kind: str = "cpu"
     """The accelerator's type; `cpu` without one."""

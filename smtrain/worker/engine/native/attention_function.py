@@ -5,9 +5,9 @@ it runs.
 |---|---|---|
 | None: causal over the row | whole rows, one new token | torch's SDPA |
 | a tensor, true for keys that a query sees | the CPU and Neuron; generation | torch's SDPA |
-| None or a tensor, and sinks (gpt-oss) | the CPU and Neuron; generation | `sinks` |
+| None or a tensor, and sinks (gpt-oss) | the CPU and Neuron; generation | `attention_sinks` |
 | `DocumentBounds` | CUDA: documents, windows, sinks, or no FlashAttention | `varlen` |
-| `ContextParallelRows` | context parallelism | `cut_rows`: one of the above for each chunk |
+| `ContextParallelRows` | context parallelism | `context_parallel`: one of the above for each chunk |
 
 `AttentionContext` and `CachedStage` choose the mask.
 """

@@ -7,7 +7,7 @@ each softmax is over the same numbers as with one rank. Queries are taken in chu
 own piece of the mask and only the keys that it can see, and the backward pass gathers and computes
 again: no rank holds a mask, scores or the keys of whole rows for longer than one chunk or layer. On
 CUDA a chunk has documents in place of a mask (`varlen`), and is a whole piece. A state that runs
-along the row (`delta`) trades tokens for heads.
+along the row (`gated_delta`) trades tokens for heads.
 """
 
 from __future__ import annotations
