@@ -191,6 +191,8 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
             )
         experts_matrix = _find_experts_matrix(module, config, shape)
         module, count = experts_matrix or (module, 1)
+        # rank_pattern and alpha_pattern override r and lora_alpha for single modules, so a scale
+        # belongs to a module and not to the adapter.
         rank = _pattern(config["rank_pattern"], module, config["r"])
         if factor_pair[A].shape[0] != rank * count or factor_pair[B].shape[1] != rank * count:
             raise CheckpointError(
@@ -207,6 +209,8 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
         alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
         scale = alpha / (sqrt(rank) if config["use_rslora"] else rank)
         if experts_matrix:
+            # The expert is first in A and last in B: peft's ParamWrapper.get_delta_factors reads
+            # both so, and another order would mix the experts without an error.
             a = factor_pair[A].reshape(count, rank, -1)
             b = factor_pair[B].reshape(-1, rank, count).transpose(2, 0, 1)
             factors |= _of_experts(shape, module, a, b, scale, are_transposed)
@@ -288,6 +292,7 @@ def _of_experts(
         }
     path = path.removesuffix("mlp.experts") + names.path if path.endswith("mlp.experts") else path
     gate, up, down = names.parts
+    # Gate is the first half of the rows: transformers' experts split them with chunk(2).
     halves = [(gate, b[:, : b.shape[1] // 2]), (up, b[:, b.shape[1] // 2 :])]
     parts = halves if leaf == "gate_up_proj" else [(down if leaf == "down_proj" else leaf, b)]
     return {
@@ -309,6 +314,7 @@ def _config(location: Place) -> dict[str, Any]:
             " the merged model."
         )
     for key, feature in _NOT_PLAIN.items():
+        # Any true value counts: peft writes these keys as null or false if unused.
         if peft_config.get(key):
             raise CheckpointError(
                 f"{location}/{CONFIG} has {feature}, which smtrain cannot merge; merge it with peft."
@@ -325,6 +331,7 @@ def _config(location: Place) -> dict[str, Any]:
             " own weights, so the adapter does not fit the original model; convert it with peft"
             " (save_pretrained with path_initial_model_for_weight_conversion)."
         )
+    # The defaults of peft's LoraConfig (tuners/lora/config.py), for keys that a file leaves out.
     config = {"r": 8, "lora_alpha": 8, "use_rslora": False, **peft_config}
     config["target_parameters"] = _names(peft_config.get("target_parameters") or [], location)
     for key in ("rank_pattern", "alpha_pattern"):

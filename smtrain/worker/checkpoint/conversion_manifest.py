@@ -21,6 +21,7 @@ def read_manifest(location: Place) -> dict[str, Any]:
     """
     folder = location.path()
     was_interrupted = folder is not None and is_unfinished(folder, MANIFEST)
+    # On a disk `.moving` tells it, in an object store the journal.
     if was_interrupted or (MANIFEST not in location.files() and JOURNAL in location.files()):
         raise CheckpointError(
             f"{location} is left over from a conversion that was interrupted; run that again.",
@@ -69,6 +70,7 @@ def read_manifest(location: Place) -> dict[str, Any]:
 
 def matches_manifest(location: Place, file: str, entry: dict[str, Any]) -> bool:
     """Whether a small file has the sha256 of its manifest entry, if that has one."""
+    # On a disk a missing file reads as no bytes, whose sha256 matches no entry.
     content = location.read(file, 0, location.files().get(file, 0))
     return "sha256" not in entry or hashlib.sha256(content).hexdigest() == entry["sha256"]
 

@@ -57,6 +57,8 @@ class ConversionProgress:
             tensors = [(write.name, container) for write in job for container in write.targets]
             for (name, container), crc in zip(tensors, crcs, strict=True):
                 file_crcs = self.crcs.setdefault(container.file, {})
+                # Threads finish the tensors of a file in any order, so only their number tells that
+                # it is whole.
                 file_crcs[name] = crc
                 if len(file_crcs) == len(container.offsets):
                     complete_files.append(container)
@@ -66,6 +68,8 @@ class ConversionProgress:
 def fingerprint(source: WeightSource, plan: ConversionPlan) -> str:
     """A digest, equal for two runs that write the same from the same files."""
     files = [[c.file, c.end, c.offsets] for c in plan.containers]
+    # The source's times and sizes are in it, so that a changed source is never mixed with finished
+    # files of the old one.
     content = [FORMAT, VERSION, plan.metadata, source.config, source.stamp(), files]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -118,6 +122,7 @@ def is_done(
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         sizes = None
+    # Only sizes: hashes would need every byte of a finished output read again.
     if sizes and all(present.get(file) == size for file, size in sizes.items()):
         return True
     raise other_files_error(target, old)
@@ -136,6 +141,7 @@ def written_by(manifest: bytes | None) -> list[str]:
         )
     except (ValueError, KeyError, TypeError):
         return []
+    # The caller deletes these files: a name that leads out of the folder must not get there.
     return [file for file in files if not file.startswith("/") and ".." not in file.split("/")]
 
 
@@ -171,6 +177,8 @@ def on_threads(groups: Iterable[Sequence[Callable[[], None]]]) -> None:
         queue: deque[Callable[[], None]] = deque()
         while not stop_event.is_set():
             with lock:
+                # A started group first, then a group that no thread has; only at the end threads
+                # share one, since two writers of the same file wait for each other.
                 queue = (
                     queue or next(unstarted_queues, queue) or max(queues, key=len, default=queue)
                 )

@@ -104,6 +104,7 @@ def convert(
     if merge_adapter is not None:
         merge_adapter = folder_of(str(merge_adapter))
         refuse_overlap(merge_adapter, output)
+    # Before the source is read: an error here must not come after hours of conversion.
     _refuse_another_kind(output, to)
     if isinstance(to, Peft):
         _convert_adapter(source, output, config, overwrite, say)
@@ -215,6 +216,7 @@ def _write(
     state = StateReader.present(weights) if isinstance(to, Native) else None
     if to.dtype is not None:
         weights = Cast(weights, BY_PRECISION[to.dtype])
+    # Elsewhere such a family would lose what the format lacks, such as its norms, without an error.
     if isinstance(to, Nxd | Megatron | NemoMegatron):
         refuse_elsewhere(ModelShape.from_config(weights.config), type(to).__name__)
     if isinstance(to, HuggingFace):

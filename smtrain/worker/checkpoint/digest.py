@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from smtrain.core.model.shape import LAYER
 from smtrain.worker.checkpoint.sources import WeightSource
 
+# Runs and adapters record this digest: with other samples, names or separators all of them would
+# name another base.
 _COLUMNS = 4096  # sampled of a row
 
 
@@ -22,6 +24,8 @@ def weights_digest(source: WeightSource, *, every_layer: bool = False) -> str:
     def sample(name: str) -> bytes:
         shape = source.shape(name)
         inner_bounds = [(0, min(n, _COLUMNS)) for n in shape[1:]]
+        # Windows of the whole tensor, by Hugging Face names, so that the cut of the files has no
+        # effect.
         parts = [
             b"".join(
                 source.bits(name, [(at, at + 1), *inner_bounds]).tobytes()

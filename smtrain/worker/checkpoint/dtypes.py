@@ -50,6 +50,7 @@ FP64 = DType("float64", "F64", "DoubleStorage", 8)
 FLOATS = (FP64, FP32, FP16, BF16)
 BY_PRECISION: dict[Precision, DType] = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 UINT8 = DType("uint8", "U8", "ByteStorage", 1)
+# torch names no storage classes for these; pickles have an UntypedStorage and the type.
 _FLOAT8 = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
@@ -98,6 +99,7 @@ def cached_rows(bits: Bits) -> Iterator[slice]:
 
 def values(bits: Bits, dtype: DType) -> Bits:
     """Bits as numbers, with bf16 widened to fp32."""
+    # bf16 is the upper half of an fp32 number, so a shift widens it exactly.
     if dtype == BF16:
         wide: Bits = bits.astype("<u4")
         wide <<= 16
@@ -131,12 +133,14 @@ def narrow(numbers: Bits, dtype: DType, out: Bits) -> None:
         return
     numbers = numbers.astype("<f4", copy=False)
     wide = numbers.view("<u4")
+    # Nearest even: add just under half of the last bit that stays, and that bit itself.
     rounded_bits = np.right_shift(wide, 16, out=room("rounded", numbers.shape, "<u4"))
     rounded_bits &= 1
     rounded_bits += 0x7FFF
     rounded_bits += wide
     rounded_bits >>= 16
     out[...] = rounded_bits
+    # max is NaN if any number is: one pass without a mask of all of them.
     if np.isnan(numbers.max(initial=-np.inf)):
         out[np.isnan(numbers)] = 0x7FC0  # adding to a NaN's payload may carry it into infinity
 

@@ -47,6 +47,7 @@ def execute(
     source turns out broken, the target cannot be written or, without `overwrite`, other files would
     be replaced.
     """
+    # Stamped before the first read, compared before publishing: what changes in between is noticed.
     work, read = fingerprint(source, plan), source.location.stamp()
     recorded_work = None if overwrite else work
     if is_uri(target):
@@ -67,6 +68,7 @@ def execute(
         with staging_folder(
             Path(target), work, MANIFEST, durable=False
         ) as stage:  # like cp, no fsync
+            # The block only removes what a killed run left next to the finished output.
             if is_complete:
                 return
             if not stage.complete:
@@ -101,6 +103,8 @@ def _fill(
 
     def write_job(key: str, job: Job) -> None:
         if key in stage.done:
+            # The bytes are in the file already; the checksums are needed for its end and the
+            # manifest.
             crcs = stage.done[key]
         else:
             files = {container.file for write in job for container in write.targets}
@@ -113,11 +117,13 @@ def _fill(
             finally:
                 for handle in handles.values():
                     os.close(handle)
+            # After the last byte is written: a resume never writes a noted job again.
             stage.note(key, crcs)
         for container in progress.add(job, crcs):
             _finish(stage.folder, container, progress.crcs[container.file])
 
     for container in plan.containers:
+        # No job completes a file without tensors.
         if not container.offsets:
             _finish(stage.folder, container, {})
     with spinner(partial(_progress_line, progress, plan)):

@@ -68,6 +68,7 @@ def export(
         assert best_folder is not None  # `checkpoint` is a folder
         checkpoint = best_folder
     folder = place(base.folder)
+    # Before `open_weights`, which refuses a checkpoint with an adapter.
     adapter = native_adapter(place(checkpoint))
     if adapter is not None and not merge:
         companions = companions_of(folder, {README: _CARD, **OF_A_WHOLE_MODEL})
@@ -91,6 +92,7 @@ def export(
         )
     companions = companions_of(folder, {README: _CARD})
     readme = _card(folder, base.name, manifest, title=title, adapter=False)
+    # With the base's folder: of a multimodal model it has the parts that were not trained.
     unchanged_names = write_hf(
         trained_weights,
         target,

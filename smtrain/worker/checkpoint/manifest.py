@@ -120,6 +120,8 @@ class Manifest:
         noticed.
         """
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        # A version that does not know a key refuses it (`cls(**data)` in `parse`), so keys that are
+        # not used are left out.
         for key in ("adapter", "cut", "loss_scale"):
             if content[key] is None:
                 del content[key]
@@ -163,6 +165,7 @@ class Manifest:
                 code="checkpoint.missing",
             )
         recorded_digest = data.pop(DIGEST, None)  # older versions wrote none
+        # Before the version is taken out of `data`, as `to_json` digests that too.
         if recorded_digest is not None and recorded_digest != digest_of({"format": FORMAT, **data}):
             raise CheckpointError(
                 f"{path} is not what was written (its digest differs): take another checkpoint",
@@ -190,6 +193,7 @@ class Manifest:
         """The first field that `to_json` cannot have written, or None."""
 
         def numbers(values: Any) -> bool:
+            # Not isinstance: True would pass as 1.
             return all(type(n) is int and n >= 0 for n in values)
 
         valid = {
@@ -199,6 +203,8 @@ class Manifest:
                 and set(self.topology) - {"ep"} == {"tp", "pp", "dp"}
                 and numbers(self.topology.values())
                 and 0 not in self.topology.values()
+                # Expert-parallel ranks are a part of the data-parallel ones
+                # (engine/native/comm.py).
                 and self.topology["dp"] % self.ep == 0
             ),
             "precision": self.precision in PRECISIONS,
@@ -245,6 +251,7 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         return []
     folders = ((STEP.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir())
+    # By number: from step 100,000,000 on, names have nine digits and no longer sort.
     return sorted((int(m[1]), p) for m, p in folders if m)
 
 

@@ -74,6 +74,7 @@ class MergedSource(WrappedSource):
         self._adapter = adapter
         self._lock = threading.Lock()
         self._largest: dict[str, float] = {}
+        # Names and shapes fit any model of the same size, so only the digest tells another base.
         _refuse_other_base(adapter.location, adapter.base, base)
         extension = adapter.extension
         self._config = base.config if extension is None else with_rope_of(base.config, extension)
@@ -103,10 +104,12 @@ class MergedSource(WrappedSource):
         else:
             largest = _add(bits, dtype, factors, bounds, merged_bits)
         with self._lock:
+            # Windows of a tensor are read on several threads.
             self._largest[name] = max(largest, self._largest.get(name, 0.0))
         return merged_bits
 
     def stamp(self) -> Any:
+        # In the fingerprint of a conversion: a merge must not resume a copy of the base.
         return ["merged", self._source.stamp(), self._adapter.stamp]
 
     def change_summary(self) -> MergeEffect:
@@ -157,6 +160,7 @@ def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged_bits: 
             dtypes.narrow(
                 np.add(base_values, delta, out=merged_values), dtype, merged_bits[row_slice]
             )
+            # Compare after rounding: a change too small for the type is none in the file.
             dtypes.widen(merged_bits[row_slice], dtype, merged_values)
             merged_values -= base_values
             largest = max(

@@ -50,6 +50,7 @@ def open_weights(
     if format_of(location) == native_manifest.FORMAT:
         return _whole_model(NativeSource(location))
     steps = step_names(location)
+    # A folder can hold steps of both engines: the manifest tells which one wrote the newest.
     if (newest := newest_checkpoint(location)) is not None:
         if native_manifest.fault_at(newest) is None:
             return _whole_model(NativeSource(newest))
@@ -104,6 +105,7 @@ def _existing_place(path: str) -> Place:
 def _none_whole(location: Place, newest: str) -> CheckpointError:
     """The error for a run without a whole checkpoint: the fault of the newest one."""
     step = location.subfolder(newest)
+    # First files that are a Git LFS pointer or a web page: their error says more than a size.
     for file in (
         native_manifest.NAME,
         *(name for name in step.files() if name.endswith(".safetensors")),
@@ -189,6 +191,7 @@ def format_of(location: Place) -> str | None:
         raise error
     try:
         content = parse_json(read_text(location, native_manifest.NAME))
+    # Other tools have a manifest.json too: one that cannot be read is taken for theirs.
     except (CheckpointError, ValueError, RecursionError):
         return None
     return content.get("format") if isinstance(content, dict) else None
@@ -214,6 +217,7 @@ def _newest_tag(location: Place) -> str | None:
         for tag in tags
         if shard_files(f.removeprefix(f"{tag}/") for f in files if f.startswith(f"{tag}/"))
     ]
+    # By their numbers: as text, step_9 comes after step_10.
     return max(
         done_tags, key=lambda tag: ([int(n) for n in re.findall(r"\d+", tag)], tag), default=None
     )
@@ -267,6 +271,7 @@ def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
         if "config.json" in folder.files():
             return _verified_config(folder)
     root, _, name = str(location).rstrip("/").rpartition("/")
+    # Only above an iteration's folder: any other parent's config.json may be of another model.
     if root and FOLDER.fullmatch(name) and "config.json" in (parent := place(root)).files():
         return _verified_config(parent)
     raise CheckpointError(

@@ -62,6 +62,7 @@ def write_peft(
     container = safetensors.container(
         WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None
     )
+    # By offset: an upload to an object store takes the bytes of a file front to back.
     names_by_offset = sorted(tensors, key=container.offsets.__getitem__)
     jobs: list[Job] = [(Write(name, (name,), (container,)),) for name in names_by_offset]
     extras = dict(companions.files)
@@ -101,6 +102,7 @@ class PeftFactors(WrappedSource):
                     f"{PREFIX}{path}.{j}.{leaf}{kind}": (spec.name, j) for j in range(spec.shape[0])
                 }
                 continue
+            # peft nests one ParamWrapper in another if both matrices of a module are targets.
             inner = ".base_layer" if has_both_stacks and leaf == "gate_up_proj" else ""
             self._of[f"{PREFIX}{path.removesuffix(experts.path)}mlp.experts{inner}{kind}"] = (
                 spec.name,
@@ -132,9 +134,11 @@ class PeftFactors(WrappedSource):
         (start, stop), columns = bounds
         if source_name.endswith(A):
             first, rank = start // shape[1], shape[1]
+            # Whole experts that cover the rows: a window may begin in the middle of one.
             window = self._source.bits(source_name, [(first, -(-stop // rank)), (0, rank), columns])
             return window.reshape(-1, window.shape[2])[start - first * rank : stop - first * rank]
         window = self._source.bits(source_name, [(0, shape[0]), (start, stop), (0, shape[2])])
+        # [E, out, rank] becomes [out, rank, E]: peft reads the last dimension as the expert.
         return window.transpose(1, 2, 0).reshape(stop - start, -1)[:, slice(*columns)]
 
     def check(self, name: str, tally: Tally | None = None) -> None:
@@ -164,6 +168,7 @@ def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, An
         [f"mlp.{name}" for name in lora.of_experts if name in STACKED_EXPERTS],
     )
     if names is not None and shape.sparse:
+        # In target_modules these names would match the linears of experts too.
         parameters += [f"mlp.{name}.weight" for name in plain if name in names.parts]
         plain = [name for name in plain if name not in names.parts]
     if lora.of_each_expert:
@@ -180,6 +185,7 @@ def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, An
         "revision": hub[3] if hub and hub[1] == "hf" else None,  # peft asks the Hugging Face hub
         "r": lora.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        # peft's ParamWrapper raises for any dropout (tuners/lora/layer.py).
         "lora_dropout": 0.0 if parameters or lora.of_experts else lora.dropout,
         "target_modules": sorted(plain),
         **({"target_parameters": sorted(parameters)} if parameters else {}),

@@ -113,6 +113,8 @@ class WeightSource(ABC):
         )
 
 
+# `window` and `read` are not passed on: the base class makes them of `bits` and `dtype`, which
+# subclasses change.
 class WrappedSource(WeightSource):
     """A source that passes everything on to another; subclasses change some of it."""
 
@@ -179,4 +181,5 @@ class Cast(WrappedSource):
         )
 
     def stamp(self) -> Any:
+        # The type is part of the stamp: a journal of a conversion to another type is of other work.
         return [str(self._dtype), self._source.stamp()]

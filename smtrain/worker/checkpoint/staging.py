@@ -46,8 +46,10 @@ class Staging:
         self.folder = (
             target / PARTIAL if self._exists else target.parent / f".{target.name}{PARTIAL}"
         )
+        # Listed before they are made, nearest first, so that `close` can remove them in this order.
         self._made = [parent for parent in self.folder.parents if not parent.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
+        # The lock before anything is read: another process may be writing these files.
         self._journal = self._open()
         self._lock = threading.Lock()
         self._files: dict[str, int] | None = None
@@ -83,6 +85,8 @@ class Staging:
         `replaces`, so that readers who check the marker never see a mixture.
         """
         if not self._exists:
+            # Flush the folders before the rename: after a power cut the target's name must not lead
+            # to a folder without its files.
             for path in [self.folder, *self.folder.rglob("*")]:
                 if path.is_dir():
                     self._sync(path)
@@ -92,11 +96,14 @@ class Staging:
             self._sync(self.target.parent)
             return
         if self._files is None:
+            # Every error that can be foreseen comes before `.moving`: from then on only the same
+            # command can complete the target.
             self._refuse_blocked(files := self._list_files())
             marker = self.target / self._marker
             self._older = sorted(
                 {*self._older, *(written_by(marker.read_bytes()) if marker.is_file() else ())}
             )
+            # Before the first change of the target, or a kill would leave a mixture without a mark.
             self._record_moving(files)
             self._files = files
         self._move(self._files, replaces)
@@ -126,8 +133,12 @@ class Staging:
         """
         moving = _read_moving(self.folder)
         if moving is not None:
+            # The old manifest that listed these files may be gone, so only `.moving` still has
+            # them.
             self._older = moving["older"]
             if (
+                # The boot is left out here: after a reboot the same command may still complete the
+                # target.
                 moving["header"].split(" ")[0] != self._work
                 and not (self.target / self._marker).exists()
             ):
@@ -136,12 +147,14 @@ class Staging:
                     " that again, or delete it."
                 )
             if (
+                # With the boot: files of an earlier boot may lack bytes that were never flushed.
                 moving["header"] == self._header
                 and moving["files"]
                 and self._has_files(moving["files"])
             ):
                 self._files = moving["files"]
                 return {}
+        # If `.moving` lists files, some may have left this folder, so the journal no longer holds.
         if moving is None or not moving["files"]:
             finished_jobs = self._read()
             if finished_jobs is not None:
@@ -180,6 +193,7 @@ class Staging:
         was_interrupted = (self.folder / _MOVING).exists() and not (
             self.target / self._marker
         ).exists()
+        # Never without `.moving` while the target is a mixture: it is rewritten, not removed.
         if was_interrupted:
             self._record_moving({})
         else:
@@ -242,12 +256,16 @@ class Staging:
         """Move the files into the target; a killed run repeats this, so every step may be done
         twice.
         """
+        # First the old marker goes, with `durable` also from the disk: a power cut must not bring
+        # it back next to new files.
         if (self.folder / self._marker).exists():  # else the target's marker is the new one
             (self.target / self._marker).unlink(missing_ok=True)
             self._sync(self.target)
         older = {path for file in self._older if (path := self.target / file).is_file()}
         for path in older | {path for pattern in replaces for path in self.target.glob(pattern)}:
             for old in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+                # A file with a successor stays: `os.replace` swaps it in one step, and a rerun may
+                # find the new one in its place.
                 if old.relative_to(self.target).as_posix() not in files:
                     old.unlink()
             for folder in [
@@ -260,6 +278,7 @@ class Staging:
             if file != self._marker and (self.folder / file).exists():
                 (self.target / file).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(self.folder / file, self.target / file)
+        # With `durable`, all names reach the disk before the marker does.
         for folder in {(self.target / file).parent for file in files}:
             self._sync(folder)
         if (self.folder / self._marker).exists():
@@ -284,10 +303,12 @@ def staging_folder(
     staging = Staging(target, fingerprint, marker, durable)
     try:
         yield staging
+    # Before its base class Exception: the work has no fault if a store fails, and can resume.
     except UnreachableError:
         staging.close(keep=True)
         raise
     except Exception:
+        # Half published, the target is a mixture that only these files can complete.
         staging.close(keep=staging.complete)
         raise
     except BaseException:

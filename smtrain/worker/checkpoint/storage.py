@@ -44,10 +44,12 @@ def patient(call: Callable[[], T]) -> T:
 
 def _least_wait(error: Exception) -> float | None:
     """0 if another try may succeed. Clients of fsspec share no class for a lost network."""
+    # Credentials that have expired stay so: a minute of tries would only hide the reason.
     if isinstance(error, (FileNotFoundError, PermissionError)) or "expired" in str(error).lower():
         return None
     if isinstance(error, OSError):
         return None if error.errno in (errno.ENOSPC, errno.EISDIR, errno.ENOTDIR) else 0.0
+    # Classes of botocore and aiohttp, which are no OSError; by name, since both are optional.
     names = {error_class.__name__ for error_class in type(error).__mro__}
     return (
         0.0 if names & {"HTTPClientError", "ClientConnectionError", "ClientPayloadError"} else None
@@ -227,6 +229,7 @@ class RemotePlace:
         return str(entry.get("ETag") or entry.get("LastModified")).strip('"')
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
+        # A range beyond the end gives fewer bytes, which `_cat` would take for a lost network.
         if stop > self.files().get(file, -1):
             raise CheckpointError(
                 f"{self._uri}/{file} is cut short: it ends before byte {stop}; copy this file"
@@ -237,6 +240,7 @@ class RemotePlace:
             data = patient(lambda: self._cat(file, start, stop)) if stop > start else b""
         except Exception as error:  # each client has its own kinds
             raise self._read_error(f"{self._uri}/{file} cannot be read", error) from None
+        # A writable copy: torch.from_numpy warns of read-only memory.
         return memoryview(bytearray(data))
 
     def _cat(self, file: str, start: int, stop: int) -> bytes:
@@ -255,6 +259,7 @@ class RemotePlace:
         )
 
     def _find(self) -> dict[str, Any]:
+        # fsspec keeps listings for all users of a file system in this process.
         self._fs.invalidate_cache()
         entries: dict[str, Any] = self._fs.find(self._prefix, detail=True)
         return entries
@@ -268,6 +273,7 @@ class RemotePlace:
             try:
                 objects = patient(self._find)
             except FileNotFoundError:
+                # A prefix without objects does not exist for fsspec; an empty target is no error.
                 objects = {}
             except Exception as error:
                 raise self._read_error(f"{self._uri} cannot be listed", error) from None
@@ -350,6 +356,7 @@ def refuse_overlap(source: Path | str, target: Path | str) -> None:
     if is_uri(source) != is_uri(target):
         return
     a, b = (
+        # Links are resolved, or a link to the source would pass for another folder.
         Path(str(p).split("://", 1)[1]) if is_uri(p) else Path(p).resolve()
         for p in (source, target)
     )

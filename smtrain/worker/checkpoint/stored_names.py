@@ -18,6 +18,8 @@ from smtrain.core.model.shape import LAYER, ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 
+# Of torch.compile, FSDP, checkpoint_wrapper and Lightning Fabric, in this order; _flat_param is
+# FSDP's too.
 _WRAPPERS = {
     "_orig_mod",
     "_fsdp_wrapped_module",
@@ -27,6 +29,8 @@ _WRAPPERS = {
 }
 NESTS = ("state_dict", "model", "module", "model_state_dict")
 """Keys under which trainers put the whole state dict."""
+# Names of GPTQ and AWQ (qweight...), compressed-tensors (weight_packed...), bitsandbytes (SCB,
+# absmax, quant_map...) and mxfp4 (_blocks, _scales).
 _QUANTIZED_NAMES = re.compile(
     r"weight_scale|\.(?:qweight|qzeros|scales|g_idx|weight_packed|weight_shape|weight_zero_point|input_scale|SCB|absmax"
     r"|input_global_scale|weight_global_scale|activation_scale)$|_blocks$|_scales$|quant_state|absmax|quant_map"
@@ -60,6 +64,7 @@ def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> di
         name for name in spec_names if name.startswith(f"{family_prefix}{family.layers}.0.")
     ] or [shape.embed_name]
     file_prefix, bare = "", False
+    # The head is outside the family's prefix, so its name is the same in both forms.
     if not (spec_names - {head}) & {*clean_names.values()}:
         match = next(
             (
@@ -172,6 +177,7 @@ def missing_parameter_error(
     match = LAYER.search(f".{name}")
     layers = _layers(names)
     if match and layers and int(match[1]) not in layers:
+        # Only whole leading layers suggest a wrong config.json; a gap means a missing file.
         if layers == set(range(len(layers))) and int(match[1]) == len(layers):
             return CheckpointError(
                 f"{location} has {len(layers)} layers, and its config.json says num_hidden_layers"

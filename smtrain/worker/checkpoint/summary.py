@@ -133,6 +133,7 @@ def diff(
     first, second = open_weights(a, config), open_weights(b, config)
     order = [spec.name for spec in ModelShape.from_config(first.config).specs]
     names = [set(source.names()) for source in (first, second)]
+    # The model's order, and after it names that only the second checkpoint has.
     for name in [*order, *sorted(names[1] - set(order))]:
         if name not in names[0] or name not in names[1]:
             yield TensorDifference(name, f"only in {a if name in names[0] else b}")
@@ -160,6 +161,7 @@ def _compare(first: WeightSource, second: WeightSource, name: str) -> tuple[bool
             continue
         differs = True
         numbers = [
+            # fp64 holds every number of the smaller float types, so the difference is not rounded.
             values(bits, source.dtype(name)).astype("f8")
             for bits, source in ((x, first), (y, second))
         ]
@@ -191,6 +193,7 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
     other_slabs = source.others if isinstance(source, HFSource) else {}
     for name in source.names():
         source.check(name)
+    # The parts of a multimodal model that are not trained have checksums too.
     for name, slab in other_slabs.items():
         slab.check(name)
     for file, entry in read_manifest(location).get("files", {}).items():

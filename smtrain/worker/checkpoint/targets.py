@@ -56,6 +56,7 @@ class _Options:
         too.
         """
         choices = {**_CHOICES, **({"form": cls.FORMS} if cls.FORMS else {})}
+        # Fields that were left out are None, and `__post_init__` passes them too.
         values = {key: value for key, value in options.items() if value is not None}
         faults = [
             unknown_value_fault(key, values[key], allowed_values)

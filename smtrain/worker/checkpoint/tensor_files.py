@@ -109,10 +109,13 @@ def run(job: Job, source: WeightSource, layout: Sharding, put: WriteChunk) -> li
                 put(
                     to.container.file,
                     to.at + to.size,
+                    # Right after the tensor: an upload cannot go back to bytes before its end.
                     to.container.descriptor(write.name, to.crc, to.size),
                 )
             crcs.append(to.crc)
     for part in {part for write in job for part in write.parts}:
+        # After all parts: only then the tally has every byte. An error ends the job before the
+        # journal notes it.
         source.check(part, tally)
     return crcs
 
@@ -214,6 +217,7 @@ def _rows(
     matrix: _MatrixRows, shards: Sequence[Shard], writers: Sequence[TensorWriter], put: WriteChunk
 ) -> None:
     assert matrix.tally is not None
+    # Rows of one rank are read for it only; otherwise one block is read for all ranks and cut.
     if shards[0].dim == 0:
         for to, shard in zip(writers, shards, strict=True):
             for bits in matrix.cut(shard):

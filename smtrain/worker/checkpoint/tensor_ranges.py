@@ -29,6 +29,7 @@ class Tally:
     def add(self, slab: Slab, start: int, data: Bits) -> None:
         """Count bytes of a slab from its byte `start`, if they follow the last ones."""
         at, crc = self._crcs.get((slab.file, slab.offset), (0, 0))
+        # Bytes out of order are not counted: `of` then returns None, and `check` reads the file.
         if start == at:
             data_crc = crc32(data)
             self._last = data, data_crc
@@ -80,6 +81,7 @@ class Slab:
         high = sum((b - 1) * s for (_, b), s in zip(bounds, self.strides, strict=True)) + 1
         data = self.place.read(self.file, self.offset + low * n, self.offset + high * n)
         flat = np.frombuffer(data, self.dtype.bits)
+        # Only ranges without gaps: the checksum is of all bytes of the storage, in order.
         if tally is not None and self.crc32 is not None and high - low == prod(shape):
             tally.add(self, low * n, flat)
         if high - low == prod(shape) and self.strides == contiguous(self.shape):
@@ -115,6 +117,7 @@ class Slab:
         if self.crc32 is not None or self.place.path() is None:
             self.check(name)
             return None
+        # To the last byte that a view reaches, which can be transposed or have gaps.
         last = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
         return self._crc32(0 if 0 in self.shape else (last + 1) * self.dtype.itemsize)
 

@@ -55,6 +55,7 @@ def upload(
     try:
         fs, prefix = filesystem(target)
         present = {path: (size, version) for path, size, version in RemotePlace(target).stamp()}
+        # A journal without a manifest is an unfinished output: the writer resumes or refuses it.
         if not overwrite and (JOURNAL not in present or MANIFEST in present):
             old_manifest = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
             if is_done(
@@ -80,6 +81,7 @@ def upload(
         raise _unwritable(target, error) from None
     try:
         writer.write()
+    # Before its base class CheckpointError: what is uploaded stays for the next run.
     except UnreachableError:
         raise
     except CheckpointError:
@@ -121,6 +123,8 @@ class _Journal:
             self.older = [
                 file for file in written_by(fs.cat_file(f"{prefix}/{MANIFEST}")) if file in present
             ]
+        # Next to a manifest a journal counts for nothing: the old output is untouched, or the new
+        # one is whole.
         if JOURNAL not in present or MANIFEST in present:
             return
         try:
@@ -137,6 +141,7 @@ class _Journal:
                 f"{target}/{JOURNAL} cannot be read ({error!r}); delete {target}."
             ) from None
         if owner == work:
+            # By size and version: somebody may have replaced a file since.
             self.done = {
                 f: a for f, a in done_files.items() if present.get(f) == (a["size"], a["version"])
             }
@@ -161,6 +166,7 @@ class _Journal:
         path = f"{self.prefix}/{file}"
 
         def read_info() -> dict[str, Any]:
+            # fsspec may still know the file that this one replaced.
             self.fs.invalidate_cache(path)
             entry: dict[str, Any] = self.fs.info(path)
             return entry
@@ -203,6 +209,7 @@ class _Upload:
     def __init__(self, fs: Any, path: str, container: TensorFile) -> None:
         self.container = container
         self.crcs: dict[str, int] = {}
+        # Without autocommit the object appears with `commit` only, so an old one stays until then.
         self.file = fs.open(path, "wb", block_size=_PART, autocommit=False)
         self._fixed = list(container.fixed_blocks)
         self._at = 0
@@ -210,6 +217,8 @@ class _Upload:
     def put(self, at: int, data: bytes | memoryview) -> None:
         while self._fixed and self._fixed[0][0] == self._at:
             self._append(self._fixed.pop(0)[1])
+        # A multipart upload only appends, so a group's jobs must come in the order of their
+        # offsets.
         assert at == self._at, f"{at} is written after {self._at}"
         self._append(data)
 
@@ -260,9 +269,12 @@ class _Writer:
         self._begun = False
 
     def write(self) -> None:
+        # Of another conversion that was killed; a mixture with an older output was refused before.
         self._remove(self._journal.left)
         if not self._holds_back:
             self._begin()
+        # One call a group, not one a job as in execute.py: two threads would mix the order of a
+        # file.
         on_threads([partial(self._group, jobs)] for jobs in self._plan.groups)
         for container in self._plan.containers:
             if not container.offsets:
@@ -272,12 +284,14 @@ class _Writer:
         while self._open:
             self._commit(self._open[0])
         self._remove(self._stale)
+        # Before the manifest: without it no reader takes files of two versions of the source.
         refuse_changed(self._source.location, self._read)
         for file, data in {
             **self._plan.extras,
             MANIFEST: manifest(self._plan, self._progress.crcs, self._signed),
         }.items():
             patient(partial(self._fs.pipe_file, f"{self._prefix}/{file}", data))
+        # After the manifest: until then only the journal says that the target is no checkpoint.
         self._journal.end()
 
     def leave_nothing(self) -> None:
@@ -286,6 +300,7 @@ class _Writer:
         """
         if not self._begun or self._mixed:
             return
+        # The journal goes last, so that a kill in between leaves no files that look whole.
         with suppress(Exception):  # the store may be the cause
             self._fs.invalidate_cache()
             self._remove([file for file in self.files if self._fs.exists(f"{self._prefix}/{file}")])
@@ -300,6 +315,7 @@ class _Writer:
 
     def _begin(self) -> None:
         self._begun = True
+        # Before the old manifest goes: without both, files look like the output of another tool.
         self._journal.begin(self._plan, self._mixed)
         if self._mixed:
             self._remove([file for file in self._present if file == MANIFEST])
@@ -351,6 +367,7 @@ class _Writer:
         upload.commit()
         with self._lock:
             self._open.remove(upload)
+        # After the commit: the journal lists only objects that exist.
         self._journal.note(upload.container.file, upload.crcs)
 
     def _remove(self, files: list[str]) -> None:

@@ -37,6 +37,7 @@ def sums_of(
     view = memoryview(buffer)
     with open(path, "rb", buffering=0) as file:
         while n := file.readinto(view):
+            # Asked at each block: a process that ends must not first hash the rest of a large file.
             if given_up():
                 raise GivenUpError
             if "sha256" in kinds:
@@ -121,6 +122,7 @@ class Verification:
         once.
         """
         self._checkpoint, self._files = checkpoint, files
+        # A loader computes only crc32 on the way, so files with only a sha256 are read here.
         self._loaded = {
             name for name in loaded_names if name in files and quickest(files[name]) == "crc32"
         }
@@ -139,6 +141,7 @@ class Verification:
     def close(self) -> None:
         """Stop hashing, because the process is about to end."""
         self._closed.set()
+        # Waiting for the threads would delay the end by the block that each of them hashes.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fault(self, read: Mapping[str, int]) -> str | None:
@@ -153,6 +156,7 @@ class Verification:
                 reasons[name] = _difference("crc32", read[name], self._files[name]["crc32"])
                 self.bytes += int(self._files[name]["size"])
             else:
+                # Loading stopped midway, so no crc32 of the whole file is known.
                 self._running[name] = self._pool.submit(self._differs, name)
         reasons |= {name: future.result() for name, future in self._running.items()}
         faults = [f"{name} {reason}" for name, reason in sorted(reasons.items()) if reason]
@@ -202,6 +206,8 @@ class Watch:
         with self._lock:
             if name not in self._read:
                 self._read[name] = check
+                # Not hash(), which differs from process to process: each name must have one
+                # checker.
                 if zlib.crc32(name.encode()) % of == index:
                     self._running[name] = self._pool.submit(check)
 
@@ -237,6 +243,7 @@ class Watch:
             return str(error)
         if (crc := future.result()) is None:
             return None
+        # The first reading defines what later attempts must find.
         if self._known.setdefault(name, crc) == crc:
             self.crcs[name] = crc
             return None
@@ -254,6 +261,7 @@ def deal(files_by_process: Sequence[Collection[str]], sizes: Mapping[str, int]) 
     """
     load = [0] * len(files_by_process)
     out: list[list[str]] = [[] for _ in files_by_process]
+    # Largest first evens out the load; names break ties, as all processes must deal alike.
     for name in sorted(
         set().union(*files_by_process), key=lambda name: (-sizes.get(name, 0), name)
     ):
@@ -268,6 +276,7 @@ def deal(files_by_process: Sequence[Collection[str]], sizes: Mapping[str, int]) 
 
 def host_of(local_ranks: Sequence[int], rank: int) -> range:
     """The ranks on the host of `rank`; `local_ranks`: every rank's number on its host."""
+    # Launchers number the ranks of a host consecutively, so local rank 0 begins a host.
     first = [at for at, local in enumerate(local_ranks) if local == 0]
     return range(
         max((at for at in first if at <= rank), default=0),
