@@ -67,10 +67,12 @@ def read_by(
     if not cut_for(manifest, mesh, cuts, ep):
         return set(manifest.files) - files_unused_by_resume(manifest)
     tp, _, dp = mesh
+    # tp is innermost and pp outermost, as in the engine's mesh.
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
     files = {optimizer_file(d, t, p)}
     if manifest.precision == "fp32":
         files |= {model_file(t, p), *([model_file(t, p, d % ep)] if ep > 1 else [])}
+    # A rank without trained experts writes no file of them.
     return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
 
 
@@ -78,6 +80,7 @@ def files_unused_by_resume(manifest: Manifest) -> set[str]:
     """The files that no resuming run loads."""
     if manifest.precision == "fp32":
         return set()
+    # They are rounded from the fp32 master weights, which the optimizer's files hold.
     return {file for file in manifest.files if file.startswith(f"{manifest.root}model/")}
 
 
@@ -139,5 +142,6 @@ def write_stream(
     except (OSError, LostBytesError):
         part.unlink(missing_ok=True)  # a partial file would keep a full disk full
         raise
+    # The file's own bytes are flushed by `finish`; its new name is an entry of the folder.
     sync_folder(path.parent)
     return entry

@@ -90,6 +90,7 @@ def prune(
     """
     local_sizes = (
         {line.name(path): sizes_in(path) for _, path in line.checkpoints()}
+        # One rank lists the disk of its host, which all ranks of it share.
         if ranks.local_rank == 0
         else {}
     )
@@ -101,6 +102,7 @@ def prune(
 
     def is_whole(path: Path) -> bool:
         return (
+            # Sizes do not tell damage that a checksum has found, or has yet to look for.
             line.name(path) not in distrusted_names
             and disk.fault(path, sizes_by_name.get(line.name(path), {})) is None
         )

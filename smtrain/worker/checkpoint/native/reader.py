@@ -114,6 +114,7 @@ def _of_experts(
         local_experts = layout.experts(ep)
         low, high = max(window[0][0], local_experts.start), min(window[0][1], local_experts.stop)
         if low < high:
+            # Numbered within the rank's file, which begins with its first expert.
             part = (low - local_experts.start, high - local_experts.start), *window[1:]
             parts.append(_assemble(layout, name, part, partial(local, ep)))
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -143,6 +144,7 @@ def _assemble(
             low, high = max(a, first), min(b, last)
             if low < high:
                 part = local(tp, (*window[:dim], (at + low - a, at + high - a), *window[dim + 1 :]))
+                # The window is in one rank's part: no copy.
                 if high - low == last - first:
                     return part
                 if out is None:
@@ -254,6 +256,8 @@ class StateReader:
         layout = self._files.layout
         if layout.ep > 1:
             for pp, ep in product(range(layout.pp), range(layout.ep)):
+                # The manifest's tables leave out experts, whose offsets begin at 0 in a separate
+                # buffer.
                 self._at[pp] |= {name: at for name, at, _ in layout.flat_table(pp, ep).entries}
 
     def read(
@@ -290,6 +294,7 @@ class StateReader:
             sizes |= {f"{EXPERTS}{kind}": self._experts_shard(pp_rank) for kind in kinds}
         slabs = {kind: self._files.slab(optimizer_path, kind) for kind in sizes}
         wrong = any((s.dtype, s.shape) != (FP32, (sizes[kind],)) for kind, s in slabs.items())
+        # The bytes are read without gaps: one more tensor would shift all that follow.
         if self._files.tensor_names(name) != set(sizes) or wrong:
             raise CheckpointError(
                 f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take"
@@ -305,6 +310,7 @@ class StateReader:
                 nonlocal total
                 view, at = buffer[: min(size, _READ)], 0
                 while at < len(view):
+                    # An unbuffered read may return fewer bytes than it was asked for.
                     if not (n := file.readinto(view[at:])):
                         raise CheckpointError(
                             f"{path / name} is cut short; take another checkpoint",
@@ -316,6 +322,7 @@ class StateReader:
                 return view
 
             header_bytes = min(slab.offset for slab in slabs.values())
+            # The crc32 is of the whole file, so the header counts too.
             while header_bytes:
                 header_bytes -= len(block(header_bytes))
             for kind in sorted(sizes, key=lambda kind: slabs[kind].offset):
@@ -360,6 +367,7 @@ class StateReader:
     def _experts_shard(self, pp: int) -> int:
         """The length of a rank's part of its experts' flat buffer."""
         expert_dp = self.manifest.topology["dp"] // self.manifest.ep
+        # At least 1, as in the engine's gradients.py: no rank's part of a buffer is empty.
         return max(1, -(-self._files.layout.flat_table(pp, 0).size // expert_dp))
 
     def _flat(self, kind: Kind, at: tuple[int | None, int, int], start: int, stop: int) -> Bits:
@@ -369,6 +377,8 @@ class StateReader:
         ep, tp, pp = at
         n = self.manifest.shard[pp] if ep is None else self._experts_shard(pp)
         stored_kind, first, rank_stride = (
+            # Expert-parallel rank ep is every data-parallel rank d with d % ep_size == ep
+            # (comm.py).
             (kind, 0, 1) if ep is None else (f"{EXPERTS}{kind}", ep, self.manifest.ep)
         )
         parts = [

@@ -94,6 +94,7 @@ class StreamedFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # The threads first: they use the open files.
         for lane in (*self._lanes, self._disk):
             lane.close()
         for file in (self._file, self._reader):
@@ -108,6 +109,7 @@ class StreamedFile:
             byte_count = self._file.write(block)
             block, self.size = block[byte_count:], self.size + byte_count
         if self.size - self._flushed >= SEGMENT:
+            # Flushed on the way: a flush at the end would begin when hashing and writing are done.
             self._flushed = self.size
             self._disk.put(self.size)
 
@@ -143,6 +145,7 @@ class StreamedFile:
             return
         at = self._reader.tell()
         if hasattr(os, "posix_fadvise"):
+            # Without it the kernel answers from memory, which says nothing about the disk.
             os.posix_fadvise(self._reader.fileno(), at, stop - at, os.POSIX_FADV_DONTNEED)
         while at < stop:
             count = self._reader.readinto(self._buffer[: stop - at])

@@ -68,6 +68,7 @@ def write_native(
     )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
     companions = {file: crc32(data) for file, data in companion_files.files.items()}
+    # The optimizer's state is read from the same place, so this stamp covers it too.
     read = source.location.stamp()
     work = json.dumps(
         [manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), companions],
@@ -105,6 +106,8 @@ class _NativeWriter:
         source, layout, state = self._source, self._layout, self._state
         if state is None:
             for name in source.names():
+                # Before the first byte: unlike other writers, this one does not compare while it
+                # copies.
                 source.check(name)
         else:
             state.check()
@@ -116,6 +119,7 @@ class _NativeWriter:
         manifest = Manifest(
             step=0 if state is None else state.manifest.step,
             optimizer_steps=0 if state is None else state.manifest.optimizer_steps,
+            # dp 1: one file has a rank's whole flat buffer, and any dp can resume from it.
             topology={"tp": layout.tp, "pp": layout.pp, "dp": 1},
             precision=self._precision,
             config=source.config,
@@ -148,6 +152,7 @@ class _NativeWriter:
 
     def _flat(self, kind: Kind, pp_rank: int, tp_rank: int) -> Iterator[Bits]:
         assert self._state is not None
+        # In the table's order, which puts parameters with weight decay first.
         for name, _, _ in self._layout.flat_table(pp_rank).entries:
             yield self._state.local(kind, name, self._layout, tp_rank)
 
