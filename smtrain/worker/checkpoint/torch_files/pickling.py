@@ -42,11 +42,13 @@ class Opcodes:
 
 def dumps(value: Any) -> bytes:
     """A pickle of protocol 2."""
+    # Protocol 2 is torch.save's default.
     return b"\x80\x02" + opcodes(value) + b"."
 
 
 def opcodes(value: Any) -> bytes:
     """The opcodes that push a value."""
+    # Before int, as a bool is one.
     if value is None or isinstance(value, bool):
         return {None: b"N", True: b"\x88", False: b"\x89"}[value]
     if isinstance(value, Opcodes):
@@ -57,11 +59,13 @@ def opcodes(value: Any) -> bytes:
     if isinstance(value, int):
         if -(1 << 31) <= value < 1 << 31:
             return b"J" + struct.pack("<i", value)
+        # Room for the sign bit, as LONG1 is signed.
         data = value.to_bytes((value.bit_length() // 8) + 1, "little", signed=True)
         return b"\x8a" + bytes([len(data)]) + data
     if isinstance(value, float):
         return b"G" + struct.pack(">d", value)
     if isinstance(value, tuple):
+        # Never BINPUT: without numbers of a memo, pieces (`Opcodes`) can be joined in any order.
         return b"(" + b"".join(map(opcodes, value)) + b"t"
     if isinstance(value, list):
         return b"](" + b"".join(map(opcodes, value)) + b"e"
@@ -70,6 +74,7 @@ def opcodes(value: Any) -> bytes:
     if isinstance(value, Name):
         return f"c{value.module}\n{value.name}\n".encode()
     if isinstance(value, New):
+        # An empty tuple of arguments, NEWOBJ, then BUILD with the state.
         return opcodes(value.kind) + b")\x81" + opcodes(value.state) + b"b"
     if isinstance(value, Called):
         return opcodes(value.function) + opcodes(value.arguments) + b"R"

@@ -272,6 +272,7 @@ def _build(machine: _Machine) -> None:
 
 def _persistent_id(machine: _Machine) -> None:
     """Refer to a storage, the only thing that torch keeps outside of its pickles."""
+    # torch's `_legacy_save` adds a sixth value, the metadata of a view.
     kind, storage, key, _, numel = machine.stack.pop()[:5]
     if kind != "storage" or not isinstance(storage, DType):
         raise ValueError(f"it refers to {_format_value(kind)}")
@@ -392,6 +393,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_extra: Any) -> 
         flat.dtype,
         shape,
         strides,
+        # The checksum is of the whole storage, so a view of a part has none.
         flat.crc32 if numel == available else None,
     )
 

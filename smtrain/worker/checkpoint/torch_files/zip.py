@@ -58,12 +58,14 @@ def load(location: Place, file: str, lenient: bool = False) -> Any:
             raise ValueError(f"its data.pkl has {data.size} bytes")
         if bytes(_bytes(location, file, records.get("byteorder"))) not in (b"", b"little"):
             raise ValueError("it was saved on a big-endian machine")
+        # Read by its offset, without zipfile, so its crc32 is compared here.
         pickle_bytes = bytes(_bytes(location, file, data))
         if crc32(pickle_bytes) != data.crc32:
             raise ValueError("its data.pkl is damaged")
         if lenient:  # `_plain` does not look into an `Opaque`, so its slabs are placed at once
             content = unpickle(pickle_bytes, partial(_storage, location, file, records), lenient)
             return _plain(content, _as_it_is, 0, [_VALUES])
+        # A cached object belongs to several files: `_plain` copies it, and nothing may change it.
         content, storages = (
             _cached_parse(pickle_bytes)
             if len(pickle_bytes) < _CACHED_PICKLE_BYTES
@@ -98,6 +100,7 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
     out: dict[str, _Record] = {}
     with zipfile.ZipFile(io.BufferedReader(_Raw(location, file, size), 1 << 16)) as archive:
         entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
+        # A record ends before the next one, and the last before the central directory.
         ends = [entry.header_offset for entry in entries[1:]] + [archive.start_dir]
         for entry, end in zip(entries, ends, strict=True):
             # torch.save stores records uncompressed, so that ranges can be read in place.
@@ -160,6 +163,7 @@ def _parse(pickle_bytes: bytes) -> tuple[Any, _Storages]:
     def read_storage(key: str, dtype: DType, numel: int) -> Slab:
         if storages.setdefault(key, (dtype, numel)) != (dtype, numel):
             raise ValueError(f"its data/{key} is of two types or sizes")
+        # crc32 0 stands for "has one": a view of a part loses it, and `_locate_slab` fills it in.
         return Slab(_NOWHERE, key, 0, dtype, (numel,), (1,), 0)
 
     return unpickle(pickle_bytes, read_storage), storages
@@ -173,6 +177,7 @@ def _storage(
     location: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int
 ) -> Slab:
     record = records[f"data/{key}"]
+    # A pickle that claims more than its record would read the bytes of the next one.
     if numel * dtype.itemsize != record.size:
         raise ValueError(
             f"its data/{key} has {record.size} bytes instead of {numel} numbers of {dtype}"

@@ -48,6 +48,7 @@ def container(
         fixed_blocks.append((at, block))
         at += len(block)
 
+    # These records, their order and their padding are those of torch.save (seen in 2.13's files).
     small("data.pkl", pickle_dict(tensors) if pickle_bytes is None else pickle_bytes)
     small(".format_version", b"1")
     small(".storage_alignment", str(ALIGNMENT).encode())
@@ -83,7 +84,10 @@ class _Local:
 
     def header(self) -> bytes:
         name = self.name.encode()
+        # The zip64 field must have both sizes in a local header (APPNOTE 4.5.3); with it, readers
+        # take the sizes in the descriptor as 8 bytes each (4.3.9.2).
         wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if self.size >= _LIMIT else b""
+        # 30 bytes of header and 4 of the padding's own: only the data is aligned, for mmap.
         pad = -(self.at + 30 + len(name) + len(wide) + 4) % ALIGNMENT
         extra = wide + b"FB" + struct.pack("<H", pad) + b"Z" * pad
         size = _LIMIT if wide else 0
@@ -94,6 +98,7 @@ class _Local:
     def entry(self, crc32: int) -> bytes:
         """Its entry in the central directory."""
         name = self.name.encode()
+        # In the directory only the fields that overflow, in this order (APPNOTE 4.5.3).
         wide = [n for n in (self.size, self.size, self.at) if n >= _LIMIT]
         extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
         size, at = min(self.size, _LIMIT), min(self.at, _LIMIT)
@@ -129,6 +134,7 @@ def _tail(
     by_record = {f"{stem}/data/{key}": crcs[name] for key, name in enumerate(names)}
     out = bytearray()
     identity = (
+        # 40 digits as torch writes, from the content: the same conversion gives the same bytes.
         int(hashlib.sha256(repr(sorted(by_record.items())).encode()).hexdigest(), 16) % 10**40
     )
     last = []
@@ -144,6 +150,7 @@ def _tail(
     for local in all_records:
         out += local.entry(by_record.get(local.name, local.crc32))
     size, n = at + len(out) - start, len(all_records)
+    # zip64's end of the directory and its locator go before the plain end, which then holds limits.
     if start + size >= _LIMIT or n >= 0xFFFF:
         end = start + size
         out += struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, n, n, size, start)
