@@ -118,6 +118,7 @@ def export_blocks(source: Path, output: Path, seq_len: int) -> int:
     """
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
+    # The lock before the look: of two exports at once, the second finds the first one's folder.
     with only_writer(output, DataError):
         if output.exists():
             raise DataError(f"{output} is there already; give a new folder.")
@@ -138,6 +139,7 @@ def _export(source: Path, output: Path, seq_len: int) -> int:
         for at in range(0, count, _ROWS_PER_BATCH)
     )
     names = _write_arrow(partial, batches, seq_len)
+    # The two files that datasets.load_from_disk reads, with the keys of Dataset.save_to_disk.
     feature = {"_type": "List", "length": -1}
     features = {
         name: {"feature": {"dtype": str(kind), "_type": "Value"}, **feature}
@@ -147,6 +149,7 @@ def _export(source: Path, output: Path, seq_len: int) -> int:
     state: dict[str, Any] = dict.fromkeys(("_format_columns", "_format_type", "_split"))
     state |= {"_format_kwargs": {}, "_output_all_columns": False}
     state["_data_files"] = [{"filename": name} for name in names]
+    # datasets names its caches by it, so other tokens must have another one.
     state["_fingerprint"] = fingerprint(partial / names[0])["sha256"][:16]
     (partial / "state.json").write_text(json.dumps(state))
     partial.rename(output)
@@ -165,6 +168,7 @@ def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) ->
             names.append(f"data-{len(names):05}.arrow")
             writer, file_bytes = pa.ipc.new_stream(str(folder / names[-1]), schema), 0
         offsets = pa.array(np.arange(0, len(tokens) + 1, seq_len, dtype=np.int32))
+        # Labels are not shifted: models of transformers shift them themselves.
         columns = (tokens, np.ones(len(tokens), np.int8), tokens)
         batch = pa.record_batch(
             [
@@ -193,6 +197,7 @@ def import_tokens(
         refuse_others(*files_of(output))
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
+    # An import never resumes, so what a killed preparation left here is of no use.
     with open_journal(output, None) as journal:
         journal.clear()
         try:
@@ -212,6 +217,7 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
         with bin_path.open("wb") as out:
             for dataset in pair.pairs:
                 for tokens in dataset.chunks():
+                    # Before the cast: uint16 would turn an id above its range into another one.
                     facts.check(tokens, dataset.bin_path)
                     out.write(np.ascontiguousarray(tokens, facts.dtype).data)
         lengths, documents = np.asarray(pair.lengths), np.asarray(pair.document_index)
@@ -233,6 +239,7 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
             if f not in files
         ]
         lengths, ignored_text = _copy_rows(files, bin_path, facts)
+        # Each row is a document.
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
     write_index(idx_path, facts.dtype, lengths, documents, None)
@@ -242,6 +249,7 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
         raise DataError(
             f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}."
         )
+    # append_eod is found out, not asked: true only if each document ends with the id.
     has_tokens = np.diff(data.document_index) > 0
     ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][has_tokens] - 1] - 1
     last = data.pairs[0].tokens[ends]
@@ -339,6 +347,7 @@ def merge(
 
 
 def _append(data: JoinedPairs, prefix: Path) -> None:
+    # Tokens before the index: readers take a pair with an index for whole.
     with prefix.with_name(f"{prefix.name}.bin").open("wb") as out:
         for chunk in data.chunks():
             out.write(chunk.data)
@@ -356,6 +365,7 @@ def merge_marked(
     `output` holds a dataset.
     """
     manifests = [DatasetManifest.load(folder) for folder in folders]
+    # What the manifest says once for all documents must be true of all folders.
     for name in ("objective", "tokenizer_sha256", "seq_len", "dtype", "eos_id"):
         values = [getattr(manifest, name) for manifest in manifests]
         if mismatch := next((at for at, value in enumerate(values) if value != values[0]), None):
@@ -383,6 +393,7 @@ def _merge_marked(
             for shard in shards_of(row):
                 name = PREFIX if row is not manifest.validation else VALIDATION
                 pairs[name].append(folder / shard.prefix)
+                # In the same order as the tokens, or masks would mark other answers.
                 pairs[mask_of(Path(name)).name].append(folder / shard.mask)
     for name, prefixes_ in pairs.items():
         if prefixes_:
@@ -448,6 +459,7 @@ def split(
     tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
     ends_in_tokens = tokens[documents]
     cut_tokens = np.cumsum(shares)[:-1] / sum(shares) * tokens[-1]
+    # Only between documents: at the first end at or after each share.
     cuts = [0, *np.searchsorted(ends_in_tokens, cut_tokens).tolist(), len(documents) - 1]
     if min(np.diff(cuts)) < 1:
         raise DataError(
@@ -461,6 +473,7 @@ def split(
                 for chunk in data.chunks(int(tokens[start]), int(tokens[stop])):
                     out.write(chunk.data)
             modes = None if data.modes is None else data.modes[start:stop]
+            # A pair's index counts from its own first sequence.
             index = documents[first : last + 1] - start
             write_index(_partial(part, ".idx"), data.dtype, data.lengths[start:stop], index, modes)
     return parts
@@ -483,6 +496,7 @@ def _written_together(targets: Sequence[Path], overwrite: bool) -> Iterator[None
         for target in targets:
             locks.enter_context(only_writer(target, DataError))
         if not overwrite:
+            # After the locks, as another process may be writing these names.
             refuse_others(
                 *(
                     target.with_name(target.name + end)
@@ -493,6 +507,7 @@ def _written_together(targets: Sequence[Path], overwrite: bool) -> Iterator[None
         try:
             yield
             for target in targets:
+                # Before the old pairs go: an error here leaves them as they were.
                 fingerprints(_partial(target))
         except BaseException:
             for target in targets:
@@ -500,6 +515,7 @@ def _written_together(targets: Sequence[Path], overwrite: bool) -> Iterator[None
                     _partial(target, end).unlink(missing_ok=True)
             raise
         for target in targets:
+            # The old index goes first, the new one comes last: no index is ever next to other tokens.
             for end in reversed(_ENDS):
                 target.with_name(target.name + end).unlink(missing_ok=True)
         for target in targets:
