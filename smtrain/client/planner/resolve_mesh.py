@@ -74,6 +74,7 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
             "train.tokens: stands in place of train.steps; leave one of the two out",
             code="config.combination",
         )
+    # Before the steps: `train.tokens` needs the length and the batch that are chosen here.
     config = _sizes(config, auto=auto)
     if config.train.tokens is None:
         return config
@@ -133,6 +134,7 @@ def _with_planned_mesh(config: JobConfig, *, pin_batch: bool) -> JobConfig:
             raise _no_mesh_error(config, auto=pin_batch)
         share = _GOOD if config.train.max_global_batch_size is None else _EQUAL
         enough = share * max(size / fastest.step_s for size, fastest in ways)
+        # `_batches` rise, so the first with this rate is the smallest.
         size, best = next(
             (size, fastest) for size, fastest in ways if size / fastest.step_s >= enough
         )
@@ -140,6 +142,7 @@ def _with_planned_mesh(config: JobConfig, *, pin_batch: bool) -> JobConfig:
     values = dict(zip(_MESH, _words(best.mesh), strict=True))
     if not pin_batch:
         return _with(planned_config, parallel=values)
+    # Not `_with`: with `auto` the chosen mesh counts as given.
     return planned_config.model_copy(
         update={"parallel": planned_config.parallel.model_copy(update=values)}
     )
@@ -233,6 +236,7 @@ def _batches(config: JobConfig) -> list[int]:
     processes.
     """
     world, max_batch = config.world_size, config.train.max_global_batch_size
+    # world & -world is the largest power of two that divides world.
     size, sizes = world // (world & -world), set()
     while size <= (max_batch or max(64, _LARGE * world)):
         sizes.add(size)
@@ -250,6 +254,7 @@ def _batch_of(config: JobConfig) -> int:
         type(config.train).model_fields["global_batch_size"].default,
     )
     batch_unit = (
+        # With virtual stages pp must divide the micro-batches (client/config/checks/train.py).
         config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
     )
     max_batch = config.train.max_global_batch_size
@@ -295,6 +300,7 @@ def _ways_out(config: JobConfig) -> Iterator[str]:
         "max_global_batch_size" if train.max_global_batch_size is not None else "global_batch_size"
     )
     if key in train.model_fields_set:
+        # Without its limit, or `_batches` would not reach a batch that fits.
         free = _with(config, train={"max_global_batch_size": None})
         size = next((size for size in _batches(free) if _fastest(_with_batch(free, size))), None)
         if size is not None:
@@ -340,5 +346,6 @@ def _with(config: JobConfig, **sections: dict[str, Any]) -> JobConfig:
 
 def _unset(section: _AnySection, values: dict[str, Any]) -> _AnySection:
     copy = section.model_copy(update=values)
+    # pydantic's model_copy adds the updated keys to those that count as given.
     copy.model_fields_set.intersection_update(section.model_fields_set)
     return copy

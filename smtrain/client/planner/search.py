@@ -46,6 +46,8 @@ def tensor_degrees(work: Work, machine: Machine) -> list[int]:
     """Powers of two that divide the model evenly and stay inside a host."""
     degrees, tp = [], 1
     while tp <= machine.cores:
+        # tp outside a host is legal in a config but never proposed: `mesh_warnings` calls it
+        # unwise.
         legal = machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1)
         if legal and not (work.quantizes and [*cut_faults(work.shape, tp)]):
             degrees.append(tp)
@@ -145,6 +147,7 @@ def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
     """(pp, dp) whose product is `ranks`, with at least one layer per stage and a batch that dp
     divides.
     """
+    # pp need not divide the layers: stages may have different numbers of them.
     pairs = ((pp, ranks // pp) for pp in range(1, min(ranks, layers) + 1) if ranks % pp == 0)
     return [(pp, dp) for pp, dp in pairs if batch % dp == 0]
 
@@ -163,6 +166,7 @@ def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
             if (
                 not hint
                 and bytes_ <= machine.core_bytes
+                # Adapters add rules: tp must not cut a block of quantized weights in two.
                 and not [*mesh_faults(adapter_work, machine, mesh)]
             ):
                 hint = f"; or train.adapter: {name} needs {bytes_ / GIB:.1f} GiB"

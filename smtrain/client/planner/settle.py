@@ -25,5 +25,6 @@ def for_machines(config: JobConfig) -> JobConfig:
         slow, fast = step_seconds(work_of(config, shape)[0], machine, mesh)
     except ConfigError:  # a model or machine that no plan knows
         return fill_machine_defaults(config, "gpu")
+    # Without measured kernels a plan gives both steps the same time, so the measured gain counts.
     gain = COMPILE_GAIN if kernels_of(replace(machine, count=1)) is None else slow / fast
     return fill_machine_defaults(config, "gpu", slow, gain=gain)

@@ -55,9 +55,11 @@ def machine_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | 
     if stage_named(stage).on_accelerators:
         return compute.instance_type
     stage_need = need(config, stage, hf_config)
+    # A type that the config names is used as it is; client/preflight/stages.py checks its size.
     if "cpu_instance_type" in compute.model_fields_set or stage_need is None:
         return compute.cpu_instance_type
     types: dict[str, dict[str, float]] = table("instances")["cpu"]
+    # core/facts/instances.toml lists them cheapest first, so the first that fits is the cheapest.
     fit = [
         name for name, row in types.items() if stage_need.memory <= USABLE * row["host_gib"] * GIB
     ]
@@ -72,6 +74,7 @@ def volume_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | N
     stage_need = need(config, stage, hf_config)
     if "volume_gb" in compute.model_fields_set or stage_need is None:
         return compute.volume_gb
+    # 16,384 GiB is the most that compute.volume_gb may be (core/config/compute.py).
     return min(16384, max(compute.volume_gb, ceil(volume_needed(stage_need) / 50) * 50))
 
 
