@@ -45,8 +45,7 @@ def download(
     Identical files are kept; only --overwrite replaces different ones.
 
     $ smtrain download my-run model  # the model, as a Hugging Face folder
-    $ smtrain download my-run curves --what metrics  # losses and other metrics, also for
-    TensorBoard
+    $ smtrain download my-run curves --what metrics  # losses and other metrics
     """
     options.folder_of("FOLDER", folder)
     stages = ("export", "train") if what is WhatOption.model else ("train",)

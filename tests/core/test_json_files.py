@@ -197,7 +197,7 @@ def test_a_damaged_record_lacks_itself() -> None:
 OWN = {
     "worker/generation/ranks",
     "worker/train/device_use",
-    "worker/data/prepare/spread/places",
+    "worker/data/prepare/spread/shared_folder",
     "core/files",
     "worker/checkpoint/huggingface/safetensors",
     "tools/doctor/task",

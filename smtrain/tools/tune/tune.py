@@ -70,8 +70,9 @@ def tune(
         budget: US dollars for all trials, by the planner's estimate. Default:
             `compute.price_limit`.
         early_stop: Stop a trial whose val_loss is worse than the median of all other trials at its
-        step. out: The folder for best.yaml, trials.json and, with matplotlib, tuning.png. Default:
-            no files.
+            step.
+        out: The folder for best.yaml, trials.json and, with matplotlib, tuning.png. Default: no
+            files.
         target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         check: On AWS, run `smtrain.check` first, and start nothing if it finds a fault.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over

@@ -71,7 +71,7 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
         "StoppingCondition",
         {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 18000},
     ),
-    "spot's default wait": (
+    "spot's wait where nothing is said": (
         {"compute": {"spot": True, "max_run": "2h"}},
         "StoppingCondition.MaxWaitTimeInSeconds",
         14400,

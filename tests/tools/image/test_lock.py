@@ -87,7 +87,11 @@ def test_two_that_need_the_same_package_get_one_release_that_suits_both(index: P
 @pytest.mark.parametrize(
     ("lacking", "has", "sentence"),
     [
-        (["top>=1"], {"torch": "1.13.0"}, "top 1.0 needs torch>=2, and the image has torch 1.13.0"),
+        (
+            ["top>=1"],
+            {"torch": "1.13.0"},
+            "top 1.0 needs torch>=2, and the image is built around torch 1.13.0",
+        ),
         (["top>=1"], {"top": "0.5"}, "the image has top 0.5, and the stages need top>=1"),
         (["nowhere>=1"], {}, "pip: No matching distribution found for nowhere>=1"),
     ],

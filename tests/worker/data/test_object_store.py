@@ -182,7 +182,7 @@ def test_training_reads_a_channel_again_and_opens_it_again(
     monkeypatch.setattr("os.pread", pread)
     files = OpenFiles([path])
     path.replace(tmp_path / "before")
-    path.write_bytes(b"of another")  # another file of this name, as after a mount that has ended
+    path.write_bytes(b"of others")  # another file of this name, as after a mount that has ended
     with pytest.raises(OSError, match="Input/output") if fails > len(WAITS) else nullcontext():
         assert files.read(0, 5, 1) == b"f oth"
     files.close()

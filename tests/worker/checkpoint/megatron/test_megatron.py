@@ -321,7 +321,7 @@ def test_a_vocabulary_is_not_cut_by_a_damaged_config(tmp_path: Path, to: Target)
     ):  # a flipped bit; and more words than there are, of which the padding has room for some
         file.write_text(file.read_text().replace('"vocab_size": 40', f'"vocab_size": {size}'))
         with pytest.raises(
-            CheckpointError, match=r"config.json is not what was written .*--config"
+            CheckpointError, match=r"config.json differs from the one written .*--config"
         ):
             open_weights(tmp_path / "mg")
         file.write_text(file.read_text().replace(f'"vocab_size": {size}', '"vocab_size": 40'))
