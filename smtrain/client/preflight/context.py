@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.findings import Finding
@@ -110,7 +110,7 @@ class Context:
                 return plan_here(config, measure=False)
             except ConfigError as error:
                 return error
-        target: Literal["aws", "local"] = "aws" if self.on_aws else "local"
+        target = self.chain.target.name
         try:
             return plan(config, target=target)
         except ConfigError as error:
