@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from smtrain.client.config.checks.local_data import local_data_faults
+from smtrain.client.config.checks.machines import missing_type_fault
 from smtrain.client.config.checks.weights import reference_faults, shape_faults
 from smtrain.client.config.load import Draft, Source, draft, faults_of
 from smtrain.client.planner.custom_machines import machines_known
@@ -24,7 +25,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import is_of_aws
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.training import RopeSection
-from smtrain.core.errors import ConfigError, JobError, reword
+from smtrain.core.errors import ConfigError, JobError, Sentence, reword
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import engine_of, sagemaker_lack
 from smtrain.core.model.shape import ModelShape
@@ -169,6 +170,9 @@ def _validate(config_draft: Draft, *, shape_alone: bool = False) -> JobConfig:
             from smtrain.client.jobs import parents
 
             parents.forget()
+        if fault := missing_type_fault(config):
+            faults.append(Sentence(fault, "config.combination"))
+            config_draft.left_out.add("compute.instance_type")
         config, undecided_keys = _fill_from_machines(config_draft, config)
         left_out = config_draft.left_out | undecided_keys
         config_faults = list(faults_of(config, left_out, shape_alone=shape_alone))
@@ -256,6 +260,8 @@ def _fill_from_machines(config_draft: Draft, config: JobConfig) -> tuple[JobConf
     undecided_keys = {"train.seq_len", "train.global_batch_size"} - {
         f"train.{key}" for key in config.train.model_fields_set
     }
+    if "compute.instance_type" in config_draft.left_out:
+        undecided_keys |= {"train.engine", "compute.processes_per_instance"}
     if "sequence_parallel" not in config.parallel.model_fields_set:
         undecided_keys.add("parallel.sequence_parallel")
     if "parallel" not in config.model_fields_set:
@@ -341,7 +347,10 @@ def subject(
     config = _as_loaded(source, set_, sections)
     if config is None or target != config.target:
         config_draft = draft(source, set_=set_, target=target, **sections)
-        if (
+        if machines and config_draft.config and missing_type_fault(config_draft.config):
+            sections = _for_first(machines, config_draft.config, sections, machine_file)
+            config_draft = draft(source, set_=set_, target=target, **sections)
+        elif (
             target
             and TARGETS[target].rented
             and (compute := _one_of(machines))
@@ -384,8 +393,21 @@ def _own_of(
         config_draft
     ):
         return None
+    return _for_first(machines, config_draft.config, sections, file)
+
+
+def _for_first(
+    machines: Sequence[tuple[str, int]],
+    config: JobConfig,
+    sections: dict[str, Any],
+    file: str | Path | None,
+) -> dict[str, Any]:
+    """The sections of a plan with the first of `machines` as the config's."""
     kind, count = machines[0]
-    entry_values = {name: entry.model_dump(exclude_unset=True) for name, entry in entries.items()}
+    entry_values = {
+        name: entry.model_dump(exclude_unset=True)
+        for name, entry in machines_known(config, file).items()
+    }
     compute = {**(sections.get("compute") or {}), "instance_type": kind, "instance_count": count}
     return {**sections, "compute": compute, "machines": entry_values}
 

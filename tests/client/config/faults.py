@@ -418,6 +418,39 @@ MACHINES = (
         ("name an instance type", {"compute.instance_type": "ml.p5.48xlarge"}),
         ("or run on box itself with target: local", {"target": "local"}),
     ),
+    case(
+        "slurm",
+        {"compute.instance_type": OUT},
+        "compute.instance_type: is missing, and a cluster has no default",
+        ("set it to the type of the nodes, such as", {"compute.instance_type": "ml.p4d.24xlarge"}),
+        (
+            "or describe a node under machines and name that entry",
+            {"compute.instance_type": "box", "machines": {"box": BOX}},
+        ),
+    ),
+    case(
+        "slurm",
+        {
+            "compute.instance_type": OUT,
+            "machines": {"box": BOX},
+            "parallel": {"tp": 64},
+            "model.path": "hf://Qwen/Qwen3-8B",
+        },
+        "compute.instance_type: is missing;",
+        (
+            "set it to box, as under machines",
+            {"compute.instance_type": "box", "parallel": {"tp": 4}},
+        ),
+    ),
+    case(
+        "pai",
+        {"compute.instance_type": OUT, "machines": OUT},
+        "compute.instance_type: is missing;",
+        (
+            "describe the GPUs of a pod under machines, and name that entry",
+            {"compute.instance_type": "box", "machines": {"box": BOX}},
+        ),
+    ),
     case("slurm", {"cluster.time": 60}, "cluster.time: 60 s leaves no time", "420 s would do"),
     case(
         "slurm", {"compute.max_run": 60}, "compute.max_run: 60 s leaves no time", "420 s would do"

@@ -57,6 +57,16 @@ def test_a_config_that_trains_on_it_is_planned_for_it() -> None:
     assert plan.dollars_by_item["train"] == pytest.approx(plan.hours * 2 * 2.5)
 
 
+def test_a_cluster_whose_nodes_are_not_named_is_planned_only_for_named_machines() -> None:
+    given = raw(box=BOX) | {"target": "slurm", "cluster": {"shared": "/fsx/smtrain"}}
+    given["model"] = {"path": "hf://meta-llama/Llama-3.2-1B"}
+    with pytest.raises(ConfigError, match=r"^compute\.instance_type: is missing; set it to box"):
+        smtrain.plan(given)
+    assert smtrain.plan(given, machines=[("box", 1)]).machines == "1 x box"
+    del given["machines"]
+    assert smtrain.plan(given, machines=[("ml.p5.48xlarge", 1)]).machines == "1 x ml.p5.48xlarge"
+
+
 def test_a_better_machine_is_faster_and_more_hosts_need_a_network() -> None:
     def rate(count: int = 1, **other: Any) -> float:
         found = smtrain.plan(raw(box={**BOX, **other}), machines=[("box", count)]).tokens_per_s

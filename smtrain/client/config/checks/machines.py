@@ -379,6 +379,29 @@ def _name_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"compute.cpu_instance_type"}, f"compute.cpu_instance_type: {_unknown_type(kind)}"
 
 
+def missing_type_fault(config: JobConfig) -> str | None:
+    """The fault of a target whose machines smtrain cannot know, if the config names no type; None
+    for other configs. The default type would plan, check and count devices of other machines.
+    """
+    record = TARGETS[config.target]
+    if "instance_type" in config.compute.model_fields_set or not (
+        record.own_machines or record.described
+    ):
+        return None
+    if config.machines:
+        names = " or ".join(config.machines)
+        return f"compute.instance_type: is missing; set it to {names}, as under machines"
+    if record.described:
+        return (
+            "compute.instance_type: is missing; describe the GPUs of a pod under machines, and name"
+            " that entry"
+        )
+    return (
+        "compute.instance_type: is missing, and a cluster has no default; set it to the type of the"
+        " nodes, such as ml.p5.48xlarge, or describe a node under machines and name that entry"
+    )
+
+
 def _own_machine_fault(config: JobConfig) -> str | None:
     """The reason why a machine other than SageMaker's cannot train this run."""
     name = config.compute.instance_type
