@@ -66,7 +66,7 @@ def list_(
 
 def _rows(jobs: list[Job], location: str) -> list[tuple[str, ...]]:
     from smtrain.core.config.units import spell_age
-    from smtrain.core.protocol.requests import stage_of
+    from smtrain.core.protocol.requests import display_status, stage_of
 
     current_time, loss_count = datetime.now(timezone.utc), 0
     rows: list[tuple[str, ...]] = []
@@ -77,9 +77,8 @@ def _rows(jobs: list[Job], location: str) -> list[tuple[str, ...]]:
             loss_count += 1
             loss = _loss(job)
         age = spell_age((current_time - job.summary["CreationTime"]).total_seconds())
-        rows.append(
-            (run or "-", stage or "-", job.known_status or "", age, loss or "-", location, job.name)
-        )
+        state = display_status(job.summary)
+        rows.append((run or "-", stage or "-", state, age, loss or "-", location, job.name))
     return rows
 
 

@@ -17,7 +17,7 @@ app = options.app()
 def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
     """Show a job: state, progress, cost, checkpoints, and why it failed.
 
-    $ smtrain status my-run  # the run's job that runs, or its newest
+    $ smtrain status my-run  # the run's job that runs, has failed or waits next, or its newest
     $ smtrain status my-run-train-1a2b3c4d --target aws  # one job on AWS
     """
     from datetime import datetime, timezone
@@ -27,6 +27,7 @@ def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
     from smtrain.client.follow.progress import Progress
     from smtrain.client.planner import plan_tag
     from smtrain.core.config.units import spell
+    from smtrain.core.protocol.requests import is_waiting
 
     handle = options.job_named(job, target)
     description, current_time = handle.describe(), datetime.now(timezone.utc)
@@ -35,7 +36,8 @@ def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
     )
     cost = progress.cost(current_time)
     say(f"job:         {handle.name}")
-    say(f"status:      {description['TrainingJobStatus']} ({description['SecondaryStatus']})")
+    state = f"{description['TrainingJobStatus']} ({description['SecondaryStatus']})"
+    say(f"status:      {'Pending' if is_waiting(description) else state}")
     if cost:
         say(f"machines:    {cost.machines}")
     for change in description.get("SecondaryStatusTransitions", []):

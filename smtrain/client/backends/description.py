@@ -61,15 +61,20 @@ def describe(
 
 
 def summary(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of ListTrainingJobs for a description."""
+    """The row of ListTrainingJobs for a description; with the start, which shows a job that never
+    ran.
+    """
     keys = (
         "TrainingJobName",
         "TrainingJobArn",
         "TrainingJobStatus",
+        "SecondaryStatus",
         "CreationTime",
+        "TrainingStartTime",
+        "TrainingEndTime",
         "LastModifiedTime",
     )
-    return {key: description[key] for key in (*keys, "TrainingEndTime") if key in description}
+    return {key: description[key] for key in keys if key in description}
 
 
 def definitions(request: Mapping[str, Any]) -> list[tuple[str, re.Pattern[str]]]:

@@ -15,7 +15,7 @@ from smtrain.client.follow.machines import usage_rows
 from smtrain.core.config.units import spell
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record, warning
-from smtrain.core.protocol.requests import groups_of
+from smtrain.core.protocol.requests import display_status, groups_of, is_waiting
 from smtrain.core.targets import TARGETS
 
 _RATE_STEPS = 20
@@ -81,7 +81,11 @@ class Progress:
 
     @property
     def status(self) -> str:
-        """SageMaker's status, with the secondary status in brackets if it differs."""
+        """SageMaker's status, with the secondary status in brackets if it differs; Pending for a job
+        that waits.
+        """
+        if is_waiting(self.job):
+            return display_status(self.job)
         status, secondary = (
             self.job.get("TrainingJobStatus", "not asked yet"),
             self.job.get("SecondaryStatus"),

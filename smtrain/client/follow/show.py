@@ -27,6 +27,7 @@ from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.interrupts import interrupts
 from smtrain.core.protocol.log_lines import MACHINE, Line
+from smtrain.core.protocol.requests import display_status, is_waiting
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import Say
 
@@ -171,14 +172,12 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
         tell(format_line(line, hosts))
     if silent and (view.host, view.since) == (None, None):
         description = job.describe()
-        status, suffix = (
-            description["TrainingJobStatus"],
-            ("" if description["TrainingJobStatus"] in FINAL_STATUSES else " yet"),
-        )
-        text.say(
-            f"{job.name} has written nothing{suffix}: {status} ({description['SecondaryStatus']})",
-            error=True,
-        )
+        status = description["TrainingJobStatus"]
+        suffix = "" if status in FINAL_STATUSES else " yet"
+        state = f"{status} ({description['SecondaryStatus']})"
+        if is_waiting(description):
+            state = display_status(description)
+        text.say(f"{job.name} has written nothing{suffix}: {state}", error=True)
 
 
 def _can_redraw() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,12 @@ from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of_job, is_run_here
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.results import ResultKind, fetch
+from smtrain.client.jobs.rows import row_of_run
 from smtrain.core import text
 from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
-from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.public_api import public_class, to_smtrain_error
 from smtrain.core.targets import TARGETS, TargetName
 
@@ -30,31 +30,7 @@ if TYPE_CHECKING:
     from smtrain.client.follow.job_cost import JobCost
 
 
-_MAX_ROWS = 1000
-"""Jobs that are looked at."""
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
-
-
-def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[str, Any] | None:
-    """The row of ListTrainingJobs of a run's running job, else of its newest; None for the name of
-    a job or of nothing.
-
-    Jobs of `stages` come first, in this order.
-    """
-    if stage_of(name):
-        return None
-    rows = [row for page in place.rows(name, _MAX_ROWS) for row in page][:_MAX_ROWS]
-    if any(row["TrainingJobName"] == name for row in rows):
-        return None
-    order = {stage: rank for rank, stage in enumerate(stages)}
-
-    def rank(row: dict[str, Any]) -> tuple[int, bool]:
-        stage = (stage_of(row["TrainingJobName"]) or ("", ""))[1]
-        return order.get(stage, len(order)), row["TrainingJobStatus"] in FINAL_STATUSES
-
-    return min(
-        (row for row in rows if is_of_run(row["TrainingJobName"], name)), key=rank, default=None
-    )
 
 
 def _resolve_job(name: str, target: TargetName | None) -> tuple[str, Backend]:
@@ -79,7 +55,8 @@ class Job:
     """A training job of a target, by name, attached from any machine.
 
     Args:
-        name: Its name or ARN. The name of a run is its running job, else its newest. target:
+        name: Its name or ARN. The name of a run is its running job, else its newest; of a
+            queued run the failed stage, else the next to run. target:
             `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a job of that name,
             first here, then on AWS.
 

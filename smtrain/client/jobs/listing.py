@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of_job
-from smtrain.client.jobs.job import Job, row_of_run
+from smtrain.client.jobs.job import Job
+from smtrain.client.jobs.rows import row_of_run
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.requests import stage_of
@@ -31,7 +32,7 @@ def attempts_at(base: str, jobs: list[Job]) -> list[Job]:
 
 
 def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = ()) -> Job:
-    """The job of this name or ARN; for the name of a run its running job, else its newest.
+    """The job of this name or ARN; for the name of a run the one that `row_of_run` chooses.
 
     Jobs of `stages` come first, in this order. Raises `JobError` if the name cannot be one.
     """

@@ -41,6 +41,16 @@ def is_of_here(description: Mapping[str, Any]) -> bool:
     return LOCAL_JOB_VARIABLE in (description.get("Environment") or {})
 
 
+def is_waiting(job: Mapping[str, Any]) -> bool:
+    """Whether a job waits in a queue and has not run yet, by its description or its row."""
+    return (job.get("TrainingJobStatus"), job.get("SecondaryStatus")) == ("InProgress", "Pending")
+
+
+def display_status(job: Mapping[str, Any]) -> str:
+    """The status of a job as a user reads it: Pending if it waits, else TrainingJobStatus."""
+    return "Pending" if is_waiting(job) else str(job.get("TrainingJobStatus") or "")
+
+
 def machines_of(description: Mapping[str, Any]) -> str:
     """The machines of a job for display: `2 x ml.trn1.32xlarge`, or the name of this machine."""
     if not is_of_here(description):

@@ -186,7 +186,7 @@ def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.Monkey
     assert "Starting 1 min 00 s > Pending 39 min 00 s" in text
     assert "loss" not in text
     assert "cost $0.00 so far" in text
-    assert progress.summary(BEGAN + 40 * MINUTE) == "InProgress (Pending) 40 min 00 s"
+    assert progress.summary(BEGAN + 40 * MINUTE) == "Pending 40 min 00 s"
 
 
 def test_the_end_is_what_was_billed(monkeypatch: pytest.MonkeyPatch) -> None:

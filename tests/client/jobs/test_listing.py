@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import smtrain
-from smtrain.cli import download, logs, status, stop
+from smtrain.cli import download, list_jobs, logs, status, stop
 from smtrain.client.backends.choose import backend_of_job
+from smtrain.client.backends.description import summary
+from smtrain.client.backends.slurm import backend as slurm
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.registry import REGISTRY
+from smtrain.client.backends.slurm.state import QueueRow, description, state_of
 from smtrain.client.jobs.listing import job_of
+from smtrain.client.jobs.rows import row_of_run
 from smtrain.core.config.cluster import Cluster
 from smtrain.tools.report.gather import gather
 from smtrain.tools.report.report import page
@@ -59,6 +67,88 @@ def test_the_job_that_runs_comes_before_newer_ones(local_home: Path) -> None:
     control.synthetic_job(name=f"busy-train-{HASHES[1]}", lines=1)
     assert job_of("busy", "local").name == running.name
     control.release(running)
+
+
+STAGES = ("prepare", "train", "export")
+WAITS, RUNS = "PENDING", "RUNNING"
+
+
+def job_on_slurm(stage: str, at: int, state: str, number: str = "") -> dict[str, Any]:
+    """A job as Slurm and its history describe it: in the queue, or ended with a status, or
+    `cancelled` before it began.
+    """
+    name = f"far-{stage}-{HASHES[0]}{number}"
+    events: list[dict[str, Any]] = [{"at": at, "event": "submitted", "id": "7"}]
+    row = QueueRow("7", name, state, "Dependency") if state in (WAITS, RUNS) else None
+    if state not in (WAITS, "cancelled"):
+        events.append({"at": at + 1, "event": "start", "id": "7", "nodes": "node1"})
+    if state.isdigit():
+        events.append({"at": at + 2, "event": "end", "id": "7", "status": int(state)})
+    request = {
+        "TrainingJobName": name,
+        "OutputDataConfig": {"S3OutputPath": "file:///fsx/far/jobs"},
+        "ResourceConfig": {"InstanceType": "box", "InstanceCount": 1},
+    }
+    return description(request, events, state_of(events, row, stopping=False), row)
+
+
+@pytest.mark.parametrize(
+    ("states", "number"),
+    [
+        (("0", RUNS, WAITS), 1),
+        ((WAITS, WAITS, WAITS), 0),
+        (("0", WAITS, WAITS), 1),
+        (("1", WAITS, WAITS), 0),
+        (("1", "cancelled", "cancelled"), 0),
+        (("0", "1", "cancelled"), 1),
+        (("0", "0", "0"), 2),
+        (("1", "cancelled", "cancelled", "0", "0", "0"), 5),
+        (("1", "cancelled", "cancelled", "0", WAITS, WAITS), 4),
+        (("0", "1", "cancelled", "0", RUNS, WAITS), 4),
+    ],
+)
+def test_a_queued_run_s_name_stands_for_the_stage_that_matters(
+    states: tuple[str, ...], number: int
+) -> None:
+    described = [
+        job_on_slurm(STAGES[at % 3], 100 * (at // 3), state, f"-{at // 3 + 1}" if at > 2 else "")
+        for at, state in enumerate(states)
+    ]
+
+    class Queue(SlurmBackend):
+        def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
+            rows = sorted(described, key=lambda job: job["CreationTime"], reverse=True)
+            yield [summary(job) for job in rows]
+
+    chosen = row_of_run(Queue(Cluster(shared="/fsx")), "far")
+    assert chosen is not None
+    assert chosen["TrainingJobName"] == described[number]["TrainingJobName"]
+
+
+def test_a_job_that_waits_is_pending_in_the_list_and_the_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    monkeypatch.setenv("SMTRAIN_CLUSTER", str(tmp_path / "shared"))
+    now = int(datetime.now(timezone.utc).timestamp())
+    described = [job_on_slurm("train", now, WAITS), job_on_slurm("prepare", now, RUNS)]
+
+    def describe_jobs(self: SlurmBackend, pattern: str, *_: Any, **__: Any) -> Any:
+        return [job for job in described if pattern.strip("*") in job["TrainingJobName"]]
+
+    monkeypatch.setattr(slurm.SlurmBackend, "_describe_jobs", describe_jobs)
+    list_jobs.app(args=["--target", "slurm"], standalone_mode=False)
+    shown = {line.split()[1]: line.split()[2] for line in capsys.readouterr().out.splitlines()}
+    assert (shown["train"], shown["prepare"]) == ("Pending", "InProgress")
+    job = described[0]["TrainingJobName"]
+    monkeypatch.setattr(smtrain.Job, "records", [])
+    monkeypatch.setattr(status, "list_outputs", lambda *_: [])
+    monkeypatch.setattr(slurm.SlurmBackend, "last_events", lambda *_: [])
+    status.app(args=[job, "--target", "slurm"], standalone_mode=False)
+    output = capsys.readouterr().out
+    assert "status:      Pending\n" in output
+    assert "InProgress" not in output
+    assert "it waits for the stage before it" in output
 
 
 def test_findings_about_the_training_are_in_the_status_and_the_report(

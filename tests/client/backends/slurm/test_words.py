@@ -224,5 +224,5 @@ def test_a_stage_that_has_said_nothing_yet_is_told_apart_from_an_empty_log(bench
     time.sleep(1)
     shown = typed("logs", job.name, "--target", "slurm")
     assert shown.stdout == ""
-    assert f"{job.name} has written nothing yet: InProgress (Pending)" in shown.stderr
+    assert f"{job.name} has written nothing yet: Pending" in shown.stderr
     bench.slurm.run("scancel", queued(job))
