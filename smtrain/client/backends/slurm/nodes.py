@@ -232,16 +232,11 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
     if other_nodes := [n for n in nodes if n.kind and n.type != kind]:
         good = False
         kinds = sorted({n.type for n in other_nodes})
-        note = (
-            ""
-            if "instance_type" in config.compute.model_fields_set
-            else ", as the config names no other"
-        )
         yield Finding(
             "nodes",
             "warning",
             f"{_join_names([n.name for n in other_nodes])}: {' and '.join(kinds)}; the plan is made for"
-            f" {kind}{note}",
+            f" {kind}",
             (
                 f"set compute.instance_type to {kinds[0]}"
                 if len(kinds) == 1 and instance(kinds[0])
