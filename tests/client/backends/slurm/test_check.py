@@ -22,6 +22,7 @@ from smtrain.client.findings import Report
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig
+from smtrain.core.demo.inputs import save_tokenizer
 from tests.client.backends.slurm.conftest import Bench, wait_for
 
 Checked = Callable[..., Report]
@@ -46,6 +47,9 @@ def config(
 
 @pytest.fixture
 def checked(bench: Bench, raw: dict[str, Any]) -> Checked:
+    save_tokenizer(["hello"], Path(raw["model"]["path"]), vocabulary=512, end="<end>")
+    text = Path(raw["data"]["path"]) / "a.jsonl"
+    text.write_text(text.read_text() * 20)
     return lambda stage=None, **cluster: smtrain.check(
         config(raw, **{"shared": str(bench.shared), **cluster}), stage=stage
     )
