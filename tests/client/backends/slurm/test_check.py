@@ -281,6 +281,8 @@ def test_nodes_of_ones_own_are_counted_for_gpus(raw: dict[str, Any]) -> None:
     )
     (fine,) = node_findings(settings, [two], 1)
     assert fine.level == "ok"
+    (on_ec2,) = node_findings(settings, [replace(two, kind="g5.12xlarge")], 1)
+    assert on_ec2.level == "ok", on_ec2
 
 
 def test_what_a_profile_prints_is_no_answer() -> None:
