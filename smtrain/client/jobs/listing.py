@@ -11,8 +11,9 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.rows import row_of_run
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
-from smtrain.core.protocol.requests import stage_of
+from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.targets import TargetName
+from smtrain.stages import STAGES
 
 _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
@@ -24,6 +25,15 @@ def jobs_of(target: Backend, run: str, stage: Stage) -> list[Job]:
     name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
     jobs = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
     return [job for job in jobs if name.fullmatch(job.name)]
+
+
+def newest_by_stage(target: Backend, run: str) -> dict[Stage, Job]:
+    """The newest job of each stage of a run, in the order of a run; empty for an unknown run."""
+    jobs: dict[str, Job] = {}
+    for job in list_jobs(target, name_contains=f"{run}-", limit=1000):
+        if is_of_run(job.name, run):
+            jobs.setdefault((stage_of(job.name) or ("", ""))[1], job)
+    return {stage: jobs[stage] for stage in STAGES if stage in jobs}
 
 
 def attempts_at(base: str, jobs: list[Job]) -> list[Job]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smtrain.client.backends.choose import backend_of_job
+from smtrain.client.backends.sagemaker.retry import short_patience
 from smtrain.client.jobs.job import Job
-from smtrain.client.jobs.listing import jobs_of
+from smtrain.client.jobs.listing import jobs_of, newest_by_stage
 from smtrain.client.jobs.results import ResultKind
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError, first_line
 from smtrain.core.files import parse_json
+from smtrain.core.protocol.requests import stage_of
 from smtrain.core.public_api import public_class
+from smtrain.core.targets import TargetName
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,16 +33,64 @@ class StageResult:
     seconds: float
     output: str
     skipped: bool
-    """True if the stage had been done before."""
+    """True if the call that returned the run found the stage done."""
 
 
 @public_class
-@dataclass
 class Run:
-    """A whole run: its stages, its losses, its model, its text."""
+    """A whole run: its stages, its losses, its model, its text.
 
-    config: JobConfig
-    results: list[StageResult] = field(default_factory=list)
+    Args:
+        source: The name of a run, or of one of its jobs, whose newest job of each stage counts. Or
+            a config, for a run whose stages are added to `results`.
+        target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a run of that name,
+            first here, then on AWS.
+
+    Raises:
+        JobError: There is no such run.
+
+    Examples:
+        >>> run = smtrain.Run("llama-train-1a2b3c4d")
+        >>> [result.stage for result in run.results]
+        ['prepare', 'convert', 'train', 'export', 'generate']
+        >>> len(run.loss)
+        6
+    """
+
+    def __init__(self, source: JobConfig | str, target: TargetName | None = None) -> None:
+        """Find the stages of a run by its name; a config has none yet."""
+        self.results: list[StageResult] = []
+        """The result of each stage, in the order of the run."""
+        if isinstance(source, JobConfig):
+            self.name: str = source.name
+            self._config: JobConfig | None = source
+            return
+        name, place = backend_of_job(source, target)
+        self.name, self._config = (stage_of(name) or (name, ""))[0], None
+        jobs = newest_by_stage(place, self.name)
+        if not jobs:
+            place.describe(
+                name, short_patience(place.name)
+            )  # its sentence about an unknown job has a similar name
+            raise JobError(
+                f"{name} is a job that belongs to no run; `smtrain.Job({name!r})` shows it",
+                code="job.not_found",
+            )
+        self.results = [_result(stage, job) for stage, job in jobs.items()]
+
+    def __repr__(self) -> str:
+        stages = ", ".join(result.stage for result in self.results) or "no stage yet"
+        return f"<smtrain.Run {self.name}: {stages}>"
+
+    @property
+    def config(self) -> JobConfig:
+        """The config of the run. Raises `JobError` if the run was found by its name."""
+        if self._config is None:
+            raise JobError(
+                f"run {self.name} was found by its name, so its config is not at hand;"
+                f" `smtrain report {self.name}` shows it, and smtrain.load_config reads its file"
+            )
+        return self._config
 
     def job(self, stage: Stage) -> Job:
         """The job of a stage; raises `JobError` for a stage the run does not have."""
@@ -57,7 +110,7 @@ class Run:
     def records(self) -> list[dict[str, float]]:
         """Every logged step's numbers, over every attempt at the train stage."""
         target = self.job("train").target
-        attempts = jobs_of(target, self.config.name, "train")
+        attempts = jobs_of(target, self.name, "train")
         by_step = {record["step"]: record for job in reversed(attempts) for record in job.records}
         return [by_step[step] for step in sorted(by_step)]
 
@@ -77,7 +130,7 @@ class Run:
 
         `folder` is the copy of the model, if one was made.
         """
-        name, run = self.config.name, [result for result in self.results if not result.skipped]
+        name, run = self.name, [result for result in self.results if not result.skipped]
         took, earlier_count = (
             spell(sum(result.seconds for result in run)),
             len(self.results) - len(run),
@@ -148,3 +201,13 @@ class Run:
                 f"generation.json of {job.name} is damaged ({first_line(error)}); generate again"
             ) from None
         return texts
+
+
+def _result(stage: Stage, job: Job) -> StageResult:
+    """The result of a stage whose job exists already; its seconds count from the job's creation."""
+    description = job.describe()
+    end = description.get("TrainingEndTime") or datetime.now(timezone.utc)
+    checkpoints = description.get("CheckpointConfig", {}).get("S3Uri")
+    output = checkpoints if stage == "train" and checkpoints else job.output
+    seconds = (end - description["CreationTime"]).total_seconds()
+    return StageResult(stage, job, seconds, output, skipped=False)

@@ -21,6 +21,8 @@ from smtrain.client.backends.slurm.state import QueueRow, description, state_of
 from smtrain.client.jobs.listing import job_of
 from smtrain.client.jobs.rows import row_of_run
 from smtrain.core.config.cluster import Cluster
+from smtrain.core.errors import JobError
+from smtrain.plane.client import state_folder
 from smtrain.tools.report.gather import gather
 from smtrain.tools.report.report import page
 from testing.plane import plane
@@ -59,6 +61,36 @@ def test_a_job_s_own_name_is_that_job(jobs: list[str]) -> None:
         "foreign",
         "nothing",
     ]
+
+
+def test_a_run_is_found_by_its_name_or_by_that_of_one_of_its_jobs(jobs: list[str]) -> None:
+    for name in ("named", jobs[1]):
+        run = smtrain.Run(name)
+        stages = {result.stage: result.job.name for result in run.results}
+        assert stages == {"train": jobs[2], "export": jobs[1]}
+    assert run.name == "named"
+    assert [record["step"] for record in run.records] == [1]
+    assert repr(run) == "<smtrain.Run named: train, export>"
+    with pytest.raises(JobError, match="`smtrain report named` shows it"):
+        print(run.config)
+    assert "smtrain chat named" in run.summary()
+
+
+def test_an_unknown_name_has_another_name_as_its_suggestion(
+    jobs: list[str], local_home: Path
+) -> None:
+    with pytest.raises(JobError, match="no such job on target local; did you mean named"):
+        smtrain.Run("namd", "local")
+    with pytest.raises(JobError, match=r"that belongs to no run; `smtrain.Job\('foreign'\)`"):
+        smtrain.Run("foreign", "local")
+    lost = state_folder(local_home) / "jobs" / f"lost-train-{HASHES[0]}"
+    lost.mkdir()  # its record is gone, its folder is not
+    for find in (smtrain.Job, smtrain.Run):
+        for name in ("lost", lost.name):
+            with pytest.raises(JobError, match="no such job") as caught:
+                find(name, "local").describe()  # type: ignore[union-attr]
+            assert f"did you mean {name}?" not in str(caught.value)
+    lost.rmdir()
 
 
 def test_the_job_that_runs_comes_before_newer_ones(local_home: Path) -> None:

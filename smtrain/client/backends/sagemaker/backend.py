@@ -233,9 +233,10 @@ def near_run(name: str) -> str:
 
     jobs = state_folder(home_folder()) / "jobs"
     job_names = [folder.name for folder in jobs.iterdir()] if jobs.is_dir() else []
+    names = [*dict.fromkeys((stage_of(job) or (job,))[0] for job in job_names), *job_names]
     suggestion = nearest(
         name,
-        [*dict.fromkeys((stage_of(job) or (job,))[0] for job in job_names), *job_names],
+        [known for known in names if known != name],  # a known name may be gone from the list
         cutoff=0.7,
     )
     return f"did you mean {suggestion}? " if suggestion else ""
