@@ -101,6 +101,7 @@ def plan(
         # the best way within a budget
     """
     from smtrain.client.config.load import draft
+    from smtrain.client.planner.machines import parse_machine
     from smtrain.client.planner.plan import plan as make
     from smtrain.client.planner.resolve import earlier_of
 
@@ -130,7 +131,7 @@ def plan(
         make(
             config,
             model=model,
-            machines=[_machine(text) for text in machines or ()],
+            machines=[parse_machine(text, "--machines") for text in machines or ()],
             rank_by=rank.value,
             budget=budget,
             deadline_hours=deadline,
@@ -249,12 +250,3 @@ def _rate(run: str) -> float:
             code="config.wrong_value",
         )
     return rate
-
-
-def _machine(text: str) -> tuple[str, int]:
-    type_, _, count = text.rpartition(":")
-    if not type_ or not count.isdecimal() or not 1 <= int(count) <= 10_000:
-        raise ConfigError(
-            f"--machines {text}: must look like ml.trn1.32xlarge:4", code="config.wrong_value"
-        )
-    return type_, int(count)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from smtrain.client.config.checks import combination_faults, model_faults, secret_faults
-from smtrain.client.config.yaml_file import read_yaml
+from smtrain.client.config.yaml_file import parse_yaml, read_yaml
 from smtrain.core.config.annotations import section_in
 from smtrain.core.config.error_messages import format_value, key_meant, key_of, sentence_of
 from smtrain.core.config.schema import JobConfig
@@ -66,6 +66,11 @@ def draft(
     """Merge the sources of a config: the file, then the sections, then `set_`, as `load_config`
     says.
     """
+    if "set" in sections:
+        raise ConfigError(
+            "set: the parameter is set_, with texts such as set_=['train.lr=3e-4']",
+            code="call.invalid",
+        )
     raw = _read(source)
     _merge(raw, _absolute(_plain(sections), Path.cwd()))
     faults: list[str] = []
@@ -114,8 +119,8 @@ def _read(source: Source | None) -> dict[str, Any]:
         raise ConfigError(
             "the config file is an empty name; name a YAML file", code="config.unreadable"
         )
-    path = Path(source)
-    content = read_yaml(path)
+    path = Path("the YAML text") if is_yaml_text(source) else Path(source)
+    content = parse_yaml(str(source), path) if is_yaml_text(source) else read_yaml(path)
     if content is None:
         raise ConfigError(
             f"{path}: is empty; a config needs at least model.path", code="config.unreadable"
@@ -135,7 +140,12 @@ def _read(source: Source | None) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: holds no key of a config ({key_names}); {hint}", code="config.unreadable"
         )
-    return _absolute(content, path.resolve().parent)
+    return _absolute(content, Path.cwd() if is_yaml_text(source) else path.resolve().parent)
+
+
+def is_yaml_text(source: object) -> bool:
+    """Whether a source is the text of a config, not the path of its file."""
+    return isinstance(source, str) and "\n" in source.strip("\n")
 
 
 def _plain(value: Any, key: str = "", depth: int = 1) -> Any:

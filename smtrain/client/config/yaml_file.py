@@ -29,7 +29,14 @@ def read_yaml(
         ConfigError: It does not exist, cannot be read, or is not YAML that settings can use; with
             line and key.
     """
-    text = read_settings(path, subject, remedy)
+    return parse_yaml(read_settings(path, subject, remedy), path)
+
+
+def parse_yaml(text: str, path: Path) -> Any:
+    """The value of a YAML text; None for an empty one. Faults name `path`.
+
+    Raises `ConfigError` for text of another format, and for YAML that no settings need.
+    """
     try:
         return parse(text)
     except YamlError as error:

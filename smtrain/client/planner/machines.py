@@ -41,6 +41,18 @@ DOCUMENT = 1024
 """Tokens of a sample or document whose length is not known, an assumption."""
 
 
+def parse_machine(text: str, key: str = "machines") -> tuple[str, int]:
+    """The instance type and the count in `ml.trn1.32xlarge:4`. Raises `ConfigError` for other text,
+    naming `key`.
+    """
+    type_, _, count = text.rpartition(":")
+    if not type_ or not count.isdecimal() or not 1 <= int(count) <= 10_000:
+        raise ConfigError(
+            f"{key}: {text!r} must look like ml.trn1.32xlarge:4", code="config.wrong_value"
+        )
+    return type_, int(count)
+
+
 @dataclass(frozen=True)
 class Machine:
     """The hosts of a job: `count` instances of one type, `cores` training processes on each."""

@@ -24,7 +24,7 @@ from smtrain.client.planner.custom_machines import machine_of, machines_known, o
 from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.long_rows import long_rows
-from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned, parse_machine
 from smtrain.client.planner.measured import speed_basis
 from smtrain.client.planner.memory import (
     CoreMemory,
@@ -82,7 +82,7 @@ def plan(
     source: Source | None = None,
     *,
     model: str | None = None,
-    machines: Sequence[tuple[str, int]] = (),
+    machines: Sequence[tuple[str, int] | str] = (),
     rank_by: RankBy = "time",
     budget: float | None = None,
     deadline_hours: float | None = None,
@@ -102,8 +102,9 @@ def plan(
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
             all of it.
         model: A known model, or a folder with a config.json, instead of the config's `model.path`.
-        machines: (instance type, count) pairs to choose from; machines of your own are named as in
-            `machines`. Default: the machines of the config.
+        machines: (instance type, count) pairs to choose from, or texts such as
+            `ml.trn1.32xlarge:4`; machines of your own are named as in `machines`. Default: the
+            machines of the config.
         rank_by: What makes a choice better: `time`, or `cost`.
         budget: Leave out choices that cost more US dollars than this.
         deadline_hours: Leave out choices that take more hours than this.
@@ -138,14 +139,15 @@ def plan(
         16
     """
     _check_limits(budget=budget, deadline_hours=deadline_hours, measured=measured)
-    of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
+    pairs = [parse_machine(item) if isinstance(item, str) else item for item in machines]
+    of_instances = bool(pairs or best or budget is not None or deadline_hours is not None)
     config, shape = subject(
         source,
         model,
         set_,
         sections,
         target,
-        machines,
+        pairs,
         for_machines=of_instances,
         machine_file=machine_file,
     )
@@ -158,16 +160,16 @@ def plan(
         config.target,
     )
     requested_machines = [
-        machine_of(t, n, own_machines, config.compute.environment) for t, n in machines
+        machine_of(t, n, own_machines, config.compute.environment) for t, n in pairs
     ]
     machine = (
-        requested_machines[0] if machines and not is_planned(config) else Machine.of_config(config)
+        requested_machines[0] if pairs and not is_planned(config) else Machine.of_config(config)
     )
     mesh = Mesh.of_config(config, shape.layers)
     config = settle.for_machines(config)
     work, _ = work_of(config, shape)
     measured_machine = (
-        requested_machines[0] if len(machines) == 1 and machines[0][0] in own_machines else machine
+        requested_machines[0] if len(pairs) == 1 and pairs[0][0] in own_machines else machine
     )
     speed_correction = correction(work, measured_machine, mesh, measured)
     limits = Limits(budget, deadline_hours)
@@ -184,7 +186,7 @@ def plan(
     choices = market.rank(way for way in ways if limits.allows(way[1]))
     unpriced_types = market.unpriced_types([c for c, _ in ways]) if budget is not None else []
     beyond = limits.gains_without(ways)
-    if best or machines or limits.names:
+    if best or pairs or limits.names:
         if not choices:
             raise _no_choice(config, [c for c, _ in ways], unpriced_types, limits, beyond)
         machine, mesh = choices[0][0].machine, choices[0][0].mesh

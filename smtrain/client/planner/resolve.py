@@ -56,7 +56,8 @@ def load_config(
     if not drafted, are chosen by the target, the machines and the model.
 
     Args:
-        source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        source: A YAML file's path, a YAML text of several lines, a mapping, or a `JobConfig`. None:
+            `sections` are all of it.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML.
         target: `local`, `aws`, `slurm` or `pai-dlc`; overrides the config.
         **sections: The config's sections as mappings, merged into `source`.

@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of, module_of
-from smtrain.client.config.load import Source
+from smtrain.client.config.load import Source, is_yaml_text
 from smtrain.client.findings import Finding, Report
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
@@ -88,6 +88,14 @@ ON_CLUSTERS = ("text", "tasks", "memory")
 NO_EXTRA_CHECKS: Mapping[str, Check] = {}
 
 
+def _model_folder(source: object) -> Path | None:
+    """The folder that a source names, instead of a config."""
+    if not isinstance(source, str | Path) or is_yaml_text(source):
+        return None
+    folder = Path(folder_of(str(source)))
+    return folder if folder.is_dir() else None
+
+
 def report_on(
     source: Source | None,
     sections: Mapping[str, Any],
@@ -101,7 +109,7 @@ def report_on(
     """The report of `smtrain.check`; `extra_checks` has the checks that the client cannot make
     itself.
     """
-    if isinstance(source, str | Path) and (folder := Path(folder_of(str(source)))).is_dir():
+    if folder := _model_folder(source):
         return Report(tuple(dataset.model_folder(folder)))
     packages: tuple[Finding, ...] = ()
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.choose import backend_of
-from smtrain.client.config.load import Source, draft
+from smtrain.client.config.load import Source, draft, is_yaml_text
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import (
@@ -89,7 +89,8 @@ def load_series(
     faults: list[str] = []
     links: list[Link] = []
     for number, (source, config) in enumerate(zip(sources, drafts, strict=True)):
-        label = str(source) if isinstance(source, str | Path) else f"config {number + 1}"
+        has_file = isinstance(source, str | Path) and not is_yaml_text(source)
+        label = str(source) if has_file else f"config {number + 1}"
         earlier, later_names = (
             parents[number],
             {entry.name for entry in drafts[number + 1 :] if entry},

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain import ConfigError, JobConfig, load_config
+from smtrain import ConfigError, JobConfig, check, load_config
 from smtrain.core.config.units import seconds, spell
 from smtrain.stages import STAGES, keys_of
 
@@ -26,6 +26,27 @@ def test_yaml_keywords_and_set_give_the_same_object(raw: dict[str, Any], tmp_pat
     from_set = load_config(raw, set_=["train.lr=2e-4"])
     assert from_file == from_keywords == from_set == load_config(from_file)
     assert from_file.train.lr == 2e-4
+
+
+def test_a_yaml_text_is_a_config_and_its_faults_name_it(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = yaml.safe_dump({**raw, "data": {"path": "text"}})
+    assert load_config(text).data.path == str(tmp_path / "text")
+    for wrong, sentence in (
+        ("name: [\nx", "the YAML text: "),
+        ("no\nkeys", "the YAML text: must hold keys and values"),
+        ("#\n#", "the YAML text: is empty"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            load_config(wrong)
+    assert "nonsense: unknown key" in str(check(f"{text}nonsense: 1\n{'# long' * 900}\n"))
+
+
+def test_the_keyword_set_names_the_parameter(raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"set: the parameter is set_, .* set_=\['train.lr=3e-4'"):
+        load_config(raw, set=["train.lr=1e-3"])
 
 
 def test_set_reaches_keys_that_a_user_names(raw: dict[str, Any]) -> None:

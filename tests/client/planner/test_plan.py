@@ -409,3 +409,12 @@ def test_another_price_is_refused_in_one_sentence(price: object) -> None:
     assert fault.startswith(
         f"compute.price: got {price!r}; it is on_demand, spot, reserved, or dollars for an hour"
     )
+
+
+def test_machines_are_named_by_texts_as_on_the_command_line(raw: dict[str, Any]) -> None:
+    texts, pairs = ["ml.trn1.32xlarge:1"], [("ml.trn1.32xlarge", 1)]
+    made = smtrain.plan(raw, machines=texts, best=True).to_dict()
+    assert made == smtrain.plan(raw, machines=pairs, best=True).to_dict()
+    for wrong in ("ml.trn1.32xlarge", "ml.trn1.32xlarge:0", ":4"):
+        with pytest.raises(ConfigError, match=f"machines: '{wrong}' must look like"):
+            smtrain.plan(raw, machines=[wrong])
