@@ -81,11 +81,12 @@ ModelTarget = Annotated[
 
 
 @app.command(
+    work="loading the model",
     groups={
         "The model": "--endpoint --compare --adapter --processes --config --target",
         "The conversation": "--system --template --chat-template-kwargs --turns",
         "The answer": "--max-new-tokens --temperature --top-k --top-p --stop --seed",
-    }
+    },
 )
 def chat(
     model: Annotated[str | None, _MODEL] = None,

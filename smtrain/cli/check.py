@@ -16,7 +16,7 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command()
+@app.command(work="checking the run")
 def check(
     config_options: options.ConfigOptions,
     services: options.ServiceOptions,

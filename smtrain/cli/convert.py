@@ -46,6 +46,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @app.command(
+    work="reading the weights",
     groups={
         "What is written": "--to --format --dtype --max-shard-size --overwrite",
         "How it is cut": "--tp --pp --cuts --qkv --kv-multiplier --kv-order",
@@ -55,7 +56,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
             "--make-vocab-size-divisible-by --release"
         ),
         "Older names": "--xser",
-    }
+    },
 )
 def convert(
     source: Annotated[

@@ -46,6 +46,7 @@ SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequen
 
 
 @app.command(
+    work="preparing the text",
     groups={
         "How the text is read": (
             "--format --text-column --map-keys --encoding --separator --max-bad --validation-split"
@@ -63,7 +64,7 @@ SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequen
         ),
         "Held-out text": "--validation-fraction --validation-path",
         "Running": "--workers --overwrite --ray-address --max-crashed",
-    }
+    },
 )
 def prepare(
     inputs: Annotated[
@@ -318,12 +319,13 @@ def _format_fact(value: object) -> str:
 
 
 app.command(
+    work="reading the text",
     groups={
         "How the text is read": "--format --text-column --limit-mb",
         "What is counted": "--model --against --filter --near-duplicates --pii --phone-region",
         "Languages": "--fix-mojibake --language --language-model",
         "Output": "--out --overwrite",
-    }
+    },
 )(report)
 
 

@@ -34,6 +34,7 @@ FLAGS = {
 
 
 @app.command(
+    work="loading the model and the tasks",
     groups={
         "What is asked": "--tasks --data --text --lengths --limit",
         "How it is asked": (
@@ -42,7 +43,7 @@ FLAGS = {
         ),
         "Which models": "--base --target",
         "Output": "--out --json --overwrite",
-    }
+    },
 )
 def evaluate(
     model: Annotated[

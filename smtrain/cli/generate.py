@@ -27,6 +27,7 @@ app = options.app()
 
 
 @app.command(
+    work="loading the model",
     groups={
         "The model": "--adapter --processes --config --target",
         "The prompt": "--prompt --chat --system --template --chat-template-kwargs",
@@ -34,7 +35,7 @@ app = options.app()
             "--max-new-tokens --temperature --top-k --top-p --stop --seed --beams --length-penalty"
         ),
         "Output": "--out --overwrite --batch --stream --json",
-    }
+    },
 )
 def generate(
     model: Model,

@@ -47,7 +47,7 @@ _OPEN = {
 }
 
 
-@app.command()
+@app.command(work="reading the model and the text, and planning the run")
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path(
         "smtrain.yaml"

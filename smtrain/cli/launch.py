@@ -13,12 +13,13 @@ app = options.app()
 
 
 @app.command(
+    work="planning and checking the job",
     groups={
         "The config": "--set --target",
         "What is run": "--stage --again --from-step --docker --yes --no-check",
         "Look first, start nothing": "--dry-run --upload --show-uploads",
         "While it runs": "--wait --plain --every",
-    }
+    },
 )
 def launch(
     start: options.StartOptions,

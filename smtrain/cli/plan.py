@@ -33,12 +33,13 @@ class Rank(str, Enum):
 
 
 @app.command(
+    work="planning the run",
     groups={
         "The run": "--set --target --model",
         "What to choose among": "--machines --machine-file --best --rank --budget --deadline",
         "Numbers to go by": "--prices --measured --probe",
         "Output": "--tokens --json",
-    }
+    },
 )
 def plan(
     configs: Annotated[

@@ -21,13 +21,14 @@ app = options.app()
 
 
 @app.command(
+    work="planning and checking the run",
     groups={
         "The config": "--set --target",
         "What is run": "--again --from-step --docker --yes --no-check",
         "Look first, start nothing": "--dry-run --upload --show-uploads",
         "While it runs": "--wait --plain --every",
         "At the end": "--download --overwrite",
-    }
+    },
 )
 def run(
     context: typer.Context,

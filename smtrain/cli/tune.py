@@ -16,11 +16,12 @@ app = options.app()
 
 
 @app.command(
+    work="planning and checking the trials",
     groups={
         "What is tried": "--over --max-jobs --parallel --budget --early-stop",
         "The config": "--set --target",
         "Start and output": "--dry-run --no-check --out",
-    }
+    },
 )
 def tune(
     config_options: options.ConfigOptions,

@@ -5,6 +5,7 @@ pipe.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -18,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smtrain.cli import options
+from smtrain.core.errors import SmtrainError
 from smtrain.core.text import span, wrap_text
 from tests.cli.test_cli import smtrain
 from tests.typed import typed
@@ -172,3 +175,47 @@ def test_a_line_is_broken_below_its_column_and_never_within_a_command(
 def test_a_range_whose_ends_look_the_same_is_one_number() -> None:
     assert span("20", "20") == "20"
     assert span("19", "20") == "19 to 20"
+
+
+SILENT = {
+    "init": "reading the model and the text, and planning the run",
+    "plan nowhere.yaml": "planning the run",
+    "check nowhere.yaml": "checking the run",
+    "run nowhere.yaml": "planning and checking the run",
+    "launch nowhere.yaml": "planning and checking the job",
+    "tune nowhere.yaml --over train.lr=1e-4,2e-4": "planning and checking the trials",
+    "data prepare nowhere out --model nowhere": "preparing the text",
+    "data report nowhere": "reading the text",
+    "convert nowhere out --to nxd": "reading the weights",
+    "generate nowhere --prompt hello": "loading the model",
+    "chat nowhere": "loading the model",
+    "evaluate nowhere --tasks mmlu": "loading the model and the tasks",
+}
+"""Commands that are silent for seconds, and the line with which each begins in a pipe."""
+
+
+def test_in_a_pipe_a_command_that_takes_seconds_says_first_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "has_pipe", lambda: True)
+    assert typed("plan", "nowhere.yaml").stderr.startswith(
+        "planning the run\nsmtrain: nowhere.yaml"
+    )
+    for silent in ("plan nowhere.yaml --no-such", "plan nowhere.yaml --json", "images"):
+        assert "planning" not in typed(*silent.split()).stderr, silent
+
+    def end(work: str, error: bool) -> None:
+        raise SmtrainError(work)
+
+    monkeypatch.setattr(options, "say", end)  # nothing of the command itself is done
+    for command, work in SILENT.items():
+        assert typed(*command.split()).stderr == f"smtrain: {work}\n", command
+
+
+def test_a_pipe_is_the_standard_error_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not options.has_pipe(), "pytest collects it"
+    with io.StringIO() as pipe:
+        monkeypatch.setattr(sys, "__stderr__", pipe)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        assert options.has_pipe()

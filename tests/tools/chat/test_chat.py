@@ -497,7 +497,7 @@ def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
     )
     assert done.returncode == 2
     assert f"this takes 2000.6 GiB of memory ({large} 2000.0 GiB of weights" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2, "the work of the command, then the sentence"
     assert f"stage {'generate' if command == ('chat',) else 'evaluate'} of a run" in done.stderr
 
 
