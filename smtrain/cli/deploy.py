@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ app = options.app()
 
 @app.command(
     groups={
-        "The endpoint": "--name --instance --instances --for --max-length --detach",
+        "The endpoint": "--name --instance --instances --for --max-length --detach --dry-run",
         "Its account": "--role --schedule-role --image --target",
     }
 )
@@ -43,6 +44,7 @@ def deploy(
         int | None, typer.Option(metavar="N", help="Most tokens of prompt and answer.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it answers.")] = False,
+    dry_run: options.DryRun = False,
     target: options.TargetOverride = None,
 ) -> None:
     """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether
@@ -64,6 +66,7 @@ def deploy(
         image=image,
         max_length=max_length,
         wait=not detach,
+        dry_run=dry_run,
         target=options.name_of(target),
-        say=say,
+        say=partial(say, raw=dry_run),
     )

@@ -99,6 +99,7 @@ FromStep = Annotated[
     int | None,
     typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; send nothing.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace other files of the same names.")
 ]

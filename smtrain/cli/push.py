@@ -30,6 +30,7 @@ def push(
     message: Annotated[
         str | None, typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.")
     ] = None,
+    dry_run: options.DryRun = False,
     target: options.KnownJobTarget = None,
 ) -> None:
     """Upload an exported model and its card to the Hugging Face hub; run it again to resume.
@@ -45,5 +46,6 @@ def push(
         update=update,
         revision=revision,
         message=message,
+        dry_run=dry_run,
         target=options.name_of(target),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from smtrain.cli import options
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -26,6 +28,7 @@ def register(
     ] = False,
     role: options.ServingRole = None,
     image: options.ServingImage = None,
+    dry_run: options.DryRun = False,
     target: options.TargetOverride = None,
 ) -> None:
     """Register a run's exported model as a version of a model package group, with its metrics and
@@ -42,5 +45,7 @@ def register(
         approve=approve,
         role=role,
         image=image,
+        dry_run=dry_run,
         target=options.name_of(target),
+        say=partial(say, raw=dry_run),
     )

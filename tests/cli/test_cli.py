@@ -173,11 +173,19 @@ SURFACE = {
             "--image",
             "--max-length",
         ),
-        *("--detach", "--target"),
+        *("--detach", "--dry-run", "--target"),
     },
     "undeploy": {"--target"},
-    "register": {"--instance", "--group", "--approve", "--role", "--image", "--target"},
-    "push": {"--public", "--update", "--revision", "--message", "--target"},
+    "register": {
+        "--instance",
+        "--group",
+        "--approve",
+        "--role",
+        "--image",
+        "--dry-run",
+        "--target",
+    },
+    "push": {"--public", "--update", "--revision", "--message", "--dry-run", "--target"},
     "tune": {
         *(
             "--over",

@@ -37,6 +37,7 @@ def push(
     update: bool = False,
     revision: str | None = None,
     message: str | None = None,
+    dry_run: bool = False,
     target: TargetName | None = None,
     say: Say = text.say,
 ) -> str:
@@ -54,6 +55,7 @@ def push(
         update: Add to a repository that holds another model.
         revision: The branch. Default: the main one.
         message: The commit message. Default: names the run.
+        dry_run: Say the files that would be uploaded, with their sizes, and upload nothing.
         target: `local` or `aws`, the target of the run.
         say: Called with each line.
 
@@ -93,14 +95,18 @@ def push(
             " --update (update=True)"
         )
     visible = "private" if private else "public"
+    verb = "would push" if dry_run else "pushing"
     say(
-        f"pushing {len(files)} files, {size / 1e9:,.2f} GB, to {api.endpoint}/{repository}"
+        f"{verb} {len(files)} files, {size / 1e9:,.2f} GB, to {api.endpoint}/{repository}"
         + (
             f" as {account_name}, a new {visible} repository"
             if remote_files is None
             else f" as {account_name}"
         )
     )
+    if dry_run:
+        _list_files(files, say)
+        return f"{api.endpoint}/{repository}"
     try:
         if remote_files is None:
             api.create_repo(repository, private=private, exist_ok=True)
@@ -168,6 +174,14 @@ def _files(folder: Path) -> dict[str, Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and not any(path.match(pattern) for pattern in _NOT_PUSHED)
     }
+
+
+def _list_files(files: dict[str, Path], say: Say) -> None:
+    """Say the name and the bytes of each file of a push, and of the card that a folder lacks."""
+    for name, path in files.items():
+        say(f"  {path.stat().st_size:>15,}  {name}")
+    if README not in files:
+        say(f"  {'new':>15}  {README}")
 
 
 def _foreign_file(

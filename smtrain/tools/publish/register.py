@@ -4,6 +4,7 @@ and origin.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -36,6 +37,7 @@ def register(
     approve: bool = False,
     role: str | None = None,
     image: str | None = None,
+    dry_run: bool = False,
     target: TargetName | None = None,
     say: Say = text.say,
 ) -> str:
@@ -54,11 +56,12 @@ def register(
         role: The container's role, recorded in the version's description. Default: that of the
             run's jobs.
         image: The container image. Default: the newest known vLLM image of the region.
+        dry_run: Say the requests that would be sent, as JSON, and create nothing.
         target: `local` or `aws`.
         say: Called with each line.
 
     Returns:
-        The version's ARN.
+        The version's ARN; an empty text of a dry run.
 
     Raises:
         ConfigError: The group's name is wrong.
@@ -86,7 +89,13 @@ def register(
     if version_arn := _existing_version(client, group, request):
         say(f"{account.name} is {version_arn} already")
         return version_arn
-    _make_group(client, group, account.name)
+    new_group = _new_group(client, group, account.name)
+    if dry_run:
+        calls = {"CreateModelPackageGroup": new_group, "CreateModelPackage": request}
+        say(json.dumps({name: call for name, call in calls.items() if call}, indent=2))
+        return ""
+    if new_group:
+        client.create_model_package_group(**new_group)
     arn: str = client.create_model_package(**request)["ModelPackageArn"]
     state = "approved" if approve else "waiting for approval"
     say(f"registered {account.name} as {arn}, {state}")
@@ -184,7 +193,8 @@ def _data_of(package: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _make_group(client: Any, group: str, run: str) -> None:
+def _new_group(client: Any, group: str, run: str) -> dict[str, str] | None:
+    """The CreateModelPackageGroup request; None if the group exists."""
     from botocore.exceptions import ClientError
 
     try:
@@ -192,7 +202,8 @@ def _make_group(client: Any, group: str, run: str) -> None:
     except ClientError as error:
         if not is_not_found(error):
             raise
-        client.create_model_package_group(
-            ModelPackageGroupName=group,
-            ModelPackageGroupDescription=f"versions of {run} (smtrain register)",
-        )
+        return {
+            "ModelPackageGroupName": group,
+            "ModelPackageGroupDescription": f"versions of {run} (smtrain register)",
+        }
+    return None

@@ -5,7 +5,9 @@ deleted.
 from __future__ import annotations
 
 import datetime
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +61,7 @@ def deploy(
     image: str | None = None,
     max_length: int | None = None,
     wait: bool = True,
+    dry_run: bool = False,
     target: TargetName | None = None,
     say: Say = text.say,
 ) -> Deployed:
@@ -81,6 +84,8 @@ def deploy(
         image: The container image. Default: the newest known vLLM image of the region.
         max_length: Most tokens of prompt and answer together. Default: the model's positions.
         wait: Return when the endpoint answers or has failed.
+        dry_run: Say the requests that would be sent, as JSON, and create nothing; the status is
+            then `dry run`.
         target: `local` or `aws`. Locally an endpoint is a record that answers nothing; `smtrain
             serve` does.
         say: Called with each line.
@@ -136,14 +141,16 @@ def deploy(
             "unchecked: smtrain has made no endpoint on Neuron cores; image, variables and split"
             " were only read"
         )
+    calls = _requests(spec)
     if deletion_time is not None:
-        _schedule(
-            place,
-            spec.name,
-            deletion_time,
-            place.role(schedule_role) if schedule_role else spec.role,
-        )
-    _create(place, spec, deletion_time is not None)
+        schedule_arn = place.role(schedule_role) if schedule_role else spec.role
+        calls = {"CreateSchedule": _schedule_request(spec, deletion_time, schedule_arn), **calls}
+    if dry_run:
+        say(json.dumps(calls, indent=2))
+        return Deployed(spec.name, "dry run", hourly, deletion_time)
+    if deletion_time is not None:
+        _schedule(place, spec.name, calls["CreateSchedule"])
+    _create(place, spec, calls)
     status = _follow(place, spec.name, say) if wait else "Creating"
     say(_usage_text(place, spec, status))
     return Deployed(spec.name, status, hourly, deletion_time)
@@ -276,17 +283,31 @@ def _refuse_taken(place: SageMakerBackend, name: str) -> None:
         )
 
 
-def _schedule(
-    place: SageMakerBackend, name: str, deletion_time: datetime.datetime, role: str
-) -> None:
+def _requests(spec: EndpointSpec) -> dict[str, dict[str, Any]]:
+    """The requests that create an endpoint, by operation, in their order."""
+    model = requests.create_model(spec)
+    config = requests.create_endpoint_config(spec, model["ModelName"])
+    return {
+        "CreateModel": model,
+        "CreateEndpointConfig": config,
+        "CreateEndpoint": requests.create_endpoint(spec, config["EndpointConfigName"]),
+    }
+
+
+def _schedule_request(
+    spec: EndpointSpec, deletion_time: datetime.datetime, role: str
+) -> dict[str, Any]:
+    partition = role.split(":")[1] if role.startswith("arn:") else "aws"
+    return requests.create_schedule(spec.name, deletion_time, role, partition)
+
+
+def _schedule(place: SageMakerBackend, name: str, request: dict[str, Any]) -> None:
     """Schedule the deletion, before the endpoint exists: without it the endpoint would be billed
     for ever.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    partition = role.split(":")[1] if role.startswith("arn:") else "aws"
     client = place.client("scheduler")
-    request = requests.create_schedule(name, deletion_time, role, partition)
     try:
         try:
             client.create_schedule(**request)
@@ -296,6 +317,7 @@ def _schedule(
             client.delete_schedule(Name=request["Name"])  # of a deleted endpoint
             client.create_schedule(**request)
     except (ClientError, BotoCoreError) as error:
+        role = request["Target"]["RoleArn"]
         rights = (
             "scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume"
             f" {role}"
@@ -308,7 +330,9 @@ def _schedule(
         ) from None
 
 
-def _create(place: SageMakerBackend, spec: EndpointSpec, has_schedule: bool) -> None:
+def _create(
+    place: SageMakerBackend, spec: EndpointSpec, calls: Mapping[str, dict[str, Any]]
+) -> None:
     """Create model, configuration and endpoint.
 
     What a refused call leaves is free, and the next call uses it.
@@ -316,14 +340,12 @@ def _create(place: SageMakerBackend, spec: EndpointSpec, has_schedule: bool) -> 
     from botocore.exceptions import ClientError
 
     client = place.sagemaker
-    model = requests.create_model(spec)
-    config = requests.create_endpoint_config(spec, model["ModelName"])
     try:
-        _create_once(client.create_model, model)
-        _create_once(client.create_endpoint_config, config)
-        client.create_endpoint(**requests.create_endpoint(spec, config["EndpointConfigName"]))
+        _create_once(client.create_model, calls["CreateModel"])
+        _create_once(client.create_endpoint_config, calls["CreateEndpointConfig"])
+        client.create_endpoint(**calls["CreateEndpoint"])
     except ClientError as error:
-        if has_schedule:
+        if "CreateSchedule" in calls:
             place.client("scheduler").delete_schedule(Name=schedule_name(spec.name))
         raise JobError(f"endpoint {spec.name} was refused: {error}", code="aws.refused") from None
 

@@ -72,6 +72,16 @@ def test_every_file_of_the_model_arrives_in_a_private_repository_and_nothing_els
     assert theirs.private == {"me/llama": True}
 
 
+def test_a_dry_run_lists_the_files_and_sends_nothing(theirs: Hub, model: Path) -> None:
+    (model / "README.md").unlink()
+    output = push(theirs, str(model), "me/llama", "--dry-run")
+    assert f"would push 6 files, 0.00 GB, to {theirs.url}/me/llama" in output
+    listed = {line.split()[-1] for line in output.splitlines()[1:]}
+    assert listed == {path.name for path in model.iterdir() if path.is_file()} | {"README.md"}
+    assert not theirs.files
+    assert not theirs.private
+
+
 def test_a_folder_without_a_card_gets_one(theirs: Hub, model: Path) -> None:
     (model / "README.md").unlink()
     push(theirs, str(model), "me/llama", "--public")

@@ -103,6 +103,25 @@ def test_a_version_says_where_it_comes_from_and_how_good_it_is(run: str) -> None
     )
 
 
+def test_a_dry_run_says_the_requests_and_makes_no_version(run: str) -> None:
+    lines: list[str] = []
+    with recorded() as calls:
+        arn = smtrain.register(run, "ml.g6e.xlarge", target="local", dry_run=True, say=lines.append)
+    assert arn == ""
+    (text,) = lines
+    requests = json.loads(text)
+    assert list(requests) == ["CreateModelPackageGroup", "CreateModelPackage"]
+    for operation, request in requests.items():
+        assert fault_of("sagemaker", operation, request) is None
+    assert not [call for call in calls if ":Create" in call.action]
+    version = registered(run)
+    description = SageMakerBackend("local").sagemaker.describe_model_package(
+        ModelPackageName=version
+    )
+    planned = requests["CreateModelPackage"]["CustomerMetadataProperties"]
+    assert description["CustomerMetadataProperties"] == planned
+
+
 def test_the_policy_of_a_group_grants_what_registering_does_and_nothing_else(
     run: str, raw: dict[str, Any]
 ) -> None:

@@ -169,6 +169,35 @@ def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
         smtrain.undeploy("one", target="local")
 
 
+def test_a_dry_run_says_the_requests_and_creates_nothing(model: str) -> None:
+    lines: list[str] = []
+    endpoint = smtrain.deploy(
+        model,
+        "ml.g6e.xlarge",
+        name="dry",
+        seconds=7200,
+        dry_run=True,
+        target="local",
+        say=lines.append,
+    )
+    assert endpoint.status == "dry run"
+    price, text = lines
+    assert "$2.61 an hour" in price
+    calls = json.loads(text)
+    assert list(calls) == [
+        "CreateSchedule",
+        "CreateModel",
+        "CreateEndpointConfig",
+        "CreateEndpoint",
+    ]
+    for operation, request in calls.items():
+        service = "scheduler" if operation == "CreateSchedule" else "sagemaker"
+        assert fault_of(service, operation, request) is None
+    assert endpoints() == []
+    assert SageMakerBackend("local").sagemaker.list_models()["Models"] == []
+    assert plane().call("schedules", ahead=99999)["ran"] == []
+
+
 def test_one_on_neuron_cores_says_that_it_is_unchecked(model: str) -> None:
     lines: list[str] = []
     smtrain.deploy(model, "ml.trn2.48xlarge", name="trn", target="local", say=lines.append)
