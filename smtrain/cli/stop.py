@@ -21,7 +21,8 @@ def stop(
         bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")
     ] = True,
 ) -> None:
-    """Ask a job to save a checkpoint and stop, within 120 s or what its config gives.
+    """Ask a job to stop, within 120 s or what its config gives; a train job saves a checkpoint
+    first.
 
     $ smtrain stop my-run  # save a checkpoint, then stop
     """
@@ -33,12 +34,18 @@ def stop(
         return
     handle.stop()
     if wait:
-        say(
-            f"{handle.name}: asked to save a checkpoint and stop, for which it has"
-            f" {handle.target.grace} s"
-        )
+        say(announcement(handle.name, handle.target.grace))
         state = handle.known_status or ""
         with spinner(lambda: f"waiting for {handle.name} ({state})"):
             for event in handle.events():
                 state = event if isinstance(event, str) else state
     say(f"{handle.name}: {handle.status}")
+
+
+def announcement(job: str, grace: float) -> str:
+    """Say what a job is asked to do, and the seconds that it has for it."""
+    from smtrain.core.protocol.requests import stage_of
+
+    saves = (stage_of(job) or ("", ""))[1] == "train"
+    request = "save a checkpoint and stop" if saves else "stop"
+    return f"{job}: asked to {request}, for which it has {grace} s"

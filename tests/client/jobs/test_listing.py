@@ -23,6 +23,7 @@ from smtrain.client.jobs.rows import row_of_run
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import JobError
 from smtrain.plane.client import state_folder
+from smtrain.stages import STAGES
 from smtrain.tools.report.gather import gather
 from smtrain.tools.report.report import page
 from testing.plane import plane
@@ -214,6 +215,16 @@ def test_commands_take_a_run_and_say_which_job_it_is(
     output = capsys.readouterr()
     assert output.err == f"run named: job {jobs[2]}\n"
     assert output.out
+
+
+def test_only_a_train_job_is_asked_to_save_a_checkpoint() -> None:
+    saving = [
+        stage
+        for stage in STAGES
+        if "save a checkpoint" in stop.announcement(f"named-{stage}-{HASHES[0]}", 120)
+    ]
+    assert saving == ["train"]
+    assert stop.announcement("foreign", 120) == "foreign: asked to stop, for which it has 120 s"
 
 
 def test_a_download_takes_what_the_run_exported(
