@@ -14,12 +14,13 @@ from pathlib import Path
 from token_by_name import read
 
 from smtrain.core.config import JobConfig
-from smtrain.core.errors import SmtrainError
+from smtrain.core.errors import SmtrainError, first_line
 from smtrain.core.model import modelscope
 from smtrain.core.model.hf_folder import SOURCE, needed_files, weights_in
 from smtrain.core.model.remedies import folder_misfit, missing_shards
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.uris import HUB
+from smtrain.worker.data.read.hub import AWAY, SILENT_S, is_away
 from smtrain.worker.entry import main
 
 
@@ -38,6 +39,8 @@ def stage(config: JobConfig, container: Container) -> None:
     except SmtrainError:
         raise
     except Exception as error:  # each hub's client has its own errors for refusals and the network
+        if is_away(error):
+            raise SmtrainError(f"{config.model.path}: {AWAY} ({first_line(error)})") from None
         raise SmtrainError(
             f"{config.model.path} could not be fetched ({type(error).__name__}); check its name and"
             " revision, and for a gated model that its licence was accepted, and model.token"
@@ -55,7 +58,7 @@ def from_hugging_face(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    model_info = HfApi(token=token or False).model_info(name, revision=revision)
+    model_info = HfApi(token=token or False).model_info(name, revision=revision, timeout=SILENT_S)
     files = _wanted_files(config, [item.rfilename for item in model_info.siblings or []])
     snapshot_download(
         name,

@@ -14,6 +14,8 @@ import os
 import re
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +30,13 @@ _READ = 8 << 20
 """Bytes per request; the hub limits the number of requests."""
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 120, 120)
 """Seconds before each retry, unless the hub names them."""
+_FIRST_TRIES, _FIRST_S = 3, 8.0
+"""Tries, and their seconds, until the hub has answered once: there may be no network, which a user
+should hear soon.
+"""
+SILENT_S = 5
+"""Seconds that the first question waits for a connection or an answer."""
+AWAY = "the hub could not be reached; check the network, the proxy and HF_ENDPOINT"
 _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -95,7 +104,8 @@ def commit_of(dataset: HubName) -> str | None:
         return None
 
     def ask() -> Any:
-        return HfApi().dataset_info(dataset.name, revision=dataset.revision).sha
+        info = HfApi().dataset_info(dataset.name, revision=dataset.revision, timeout=_timeout())
+        return info.sha
 
     return str(ask_hub(dataset.uri, ask, _refusal_error))
 
@@ -223,6 +233,8 @@ def _not_loaded(dataset: HubName, error: Exception) -> SmtrainError:
             f"{dataset.uri} is a script, which datasets from 4.0 on does not run; read the hub's"
             f" copy in Parquet: {dataset.parquet_copy}"
         )
+    if away := _away_error(dataset.uri, error):
+        return away
     refusal = _refusal_error(dataset.uri, error)
     return refusal if _least_wait(error) is None else StorageError(str(refusal))
 
@@ -366,27 +378,61 @@ def ask_hub(
 ) -> _ANSWER:
     """Ask the hub; retry while it is busy, limits the rate or cannot be reached.
 
-    Raises the DataError that `refusal_error` makes if it refuses, StorageError if it does not answer for
-    minutes.
+    Raises the DataError that `refusal_error` makes if it refuses, StorageError if it does not answer
+    for minutes, or has never answered and cannot be reached for some seconds.
     """
+    failures, began = 0, time.monotonic()
+
+    def least_wait(error: Exception) -> float | None:
+        nonlocal failures
+        failures += 1
+        if not is_away(error):
+            _has_answered.set()
+        is_over = failures >= _FIRST_TRIES or time.monotonic() - began > _FIRST_S
+        return None if is_over and not _has_answered.is_set() else _least_wait(error)
+
     try:
-        return retry(ask, _WAITS, _least_wait)
+        answer = retry(ask, _WAITS, least_wait)
     except Exception as error:
         if _least_wait(error) is None:
             raise refusal_error(uri, error) from None
-        raise StorageError(str(_read_error(uri, error))) from None
+        raise _away_error(uri, error) or StorageError(str(_read_error(uri, error))) from None
+    _has_answered.set()
+    return answer
+
+
+_has_answered = threading.Event()
+"""Whether the hub has answered this process."""
+
+
+def _timeout() -> float | None:
+    """Seconds of the next question; None for the client's default, once the hub has answered."""
+    return None if _has_answered.is_set() else SILENT_S
+
+
+def _away_error(uri: str, error: Exception) -> StorageError | None:
+    return StorageError(f"{uri}: {AWAY} ({first_line(error)}).") if is_away(error) else None
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether no answer came: no network, no such host, a silent proxy or hub.
+
+    httpx, requests and huggingface_hub share no class.
+    """
+    if getattr(getattr(error, "response", None), "status_code", None) is not None:
+        return False
+    if error.__cause__ is not None and is_away(error.__cause__):
+        return True
+    return isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(
+        ("httpx", "requests", "urllib3")
+    )
 
 
 def _least_wait(error: Exception) -> float | None:
-    """The seconds that a busy hub names; None if it refuses. httpx, requests and huggingface_hub
-    share no class.
-    """
+    """The seconds that a busy hub names; None if it refuses."""
     answer = getattr(error, "response", None)
     status = getattr(answer, "status_code", None)
-    away = isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(
-        ("httpx", "requests", "urllib3")
-    )
-    if not (status in _LATER or (status is None and away)):
+    if not (status in _LATER or is_away(error)):
         return None
     retry_after = str(getattr(answer, "headers", {}).get("Retry-After", ""))
     return float(retry_after) if retry_after.isdecimal() else 0.0

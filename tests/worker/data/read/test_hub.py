@@ -4,18 +4,24 @@ retried.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from smtrain.core.errors import DataError
+from smtrain.core.errors import DataError, SmtrainError
+from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.worker.data.read import hub
 from smtrain.worker.data.read.hub import HubName, ask_hub
 from smtrain.worker.object_store import StorageError
 from tests.client.launch.hub import COMMIT, CONVERTED, Hub
@@ -250,6 +256,56 @@ class AnsweredError(Exception):
     def __init__(self, status: int, **headers: str) -> None:
         super().__init__(f"the hub said {status}")
         self.response = type("Answer", (), {"status_code": status, "headers": headers})
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_without_a_network_it_says_so_soon_unless_the_hub_has_answered(
+    answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr(hub, "_has_answered", threading.Event())
+    if answers:
+        ask_hub("hf://a/b", lambda: None)
+    for error in (ConnectionError("refused"), TimeoutError("timed out")):
+        waited.clear()
+
+        def ask(error: OSError = error) -> None:
+            raise error
+
+        with pytest.raises(StorageError, match=r"hf://a/b: the hub .* check the network"):
+            ask_hub("hf://a/b", ask)
+        assert len(waited) == (9 if answers else 2)
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "silent"])
+def test_a_proxy_that_is_away_is_the_network(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(hub, "_has_answered", threading.Event())
+    monkeypatch.setattr(hub, "SILENT_S", 0.05)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with socket.socket() as proxy:
+        proxy.bind(("127.0.0.1", 0))
+        if not is_refused:
+            proxy.listen()
+        for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        huggingface_hub.close_session()  # a session reads the proxy when it is made
+        try:
+            with pytest.raises(StorageError, match=r"^hf://wikitext@train: .* check the network"):
+                hub.commits_of(["hf://wikitext@train"])
+            monkeypatch.syspath_prepend(entrypoints_folder())
+            fetch = importlib.import_module("fetch")
+            config = SimpleNamespace(model=SimpleNamespace(path="hf://org/model", token=None))
+            monkeypatch.setattr(fetch, "SILENT_S", 0.05)
+            with pytest.raises(SmtrainError, match=r"hf://org/model: .* check the network"):
+                fetch.stage(config, SimpleNamespace(model_dir=Path("nowhere")))
+        finally:
+            huggingface_hub.close_session()
 
 
 def test_a_busy_hub_is_asked_again_when_it_says_and_a_refusal_ends_it(
