@@ -41,7 +41,7 @@ def test_the_page_of_messages_holds_errors_help_and_what_is_said() -> None:
     for sentence in (
         "no such config file",
         "Replace other files of the same names.",
-        "Ask a job to save",
+        "Ask a job to stop",
     ):
         assert sentence in page.stdout
     assert int(page.stderr.split()[0]) > 500
