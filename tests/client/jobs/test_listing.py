@@ -102,7 +102,7 @@ def test_the_job_that_runs_comes_before_newer_ones(local_home: Path) -> None:
     control.release(running)
 
 
-STAGES = ("prepare", "train", "export")
+CHAIN = ("prepare", "train", "export")
 WAITS, RUNS = "PENDING", "RUNNING"
 
 
@@ -144,7 +144,7 @@ def test_a_queued_run_s_name_stands_for_the_stage_that_matters(
     states: tuple[str, ...], number: int
 ) -> None:
     described = [
-        job_on_slurm(STAGES[at % 3], 100 * (at // 3), state, f"-{at // 3 + 1}" if at > 2 else "")
+        job_on_slurm(CHAIN[at % 3], 100 * (at // 3), state, f"-{at // 3 + 1}" if at > 2 else "")
         for at, state in enumerate(states)
     ]
 
