@@ -7,10 +7,12 @@ row.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from smtrain import cli
 
@@ -285,3 +287,17 @@ def in_the_package() -> Iterator[str]:
             if app.registered_callback or len(subcommands) > 1
             else [name]
         )
+
+
+WORK_LINES = frozenset(
+    line
+    for file in Path(cli.__file__).parent.glob("*.py")
+    for line in re.findall(r'work="([^"]+)"', file.read_text("utf-8"))
+)
+"""The lines with which slow commands begin in a pipe."""
+
+
+def error_lines(stderr: str) -> list[str]:
+    """Lines on stderr, without the one with which a slow command begins in a pipe."""
+    lines = stderr.splitlines()
+    return lines[1:] if lines and lines[0] in WORK_LINES else lines

@@ -48,7 +48,7 @@ def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:
         "data", "prepare", "hf://x/y", str(tmp_path / "z"), "--model", model, HF_HUB_OFFLINE="1"
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("smtrain: hf://x/y ")
+    assert done.stderr.splitlines()[-1].startswith("smtrain: hf://x/y: ")
 
 
 @pytest.mark.parametrize(

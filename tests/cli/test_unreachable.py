@@ -22,7 +22,7 @@ import yaml
 from smtrain.client.backends.sagemaker import calls, circuit_breaker
 from smtrain.core.demo.inputs import save_tokenizer
 from smtrain.core.protocol import s3_probe
-from tests.cli.commands import COMMANDS, words
+from tests.cli.commands import COMMANDS, error_lines, words
 from tests.typed import typed
 
 LIMIT = 30.0
@@ -145,7 +145,7 @@ def test_every_command_says_so_and_ends(
         output = out + err
         said = ("is not from AWS",) if elsewhere else ("reached", "no answer", "could not")
         assert any(one in output for one in said), (name, output)
-        assert len(err.splitlines()) == (
+        assert len(error_lines(err)) == (
             not name.startswith("check")
         )  # which prints only its report
         assert (
