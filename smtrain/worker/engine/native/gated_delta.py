@@ -327,7 +327,7 @@ def _delta_rule_with_state(
     # Decay of a state over the whole chunk; 0 if another document has begun.
     through = torch.where(last == previous_last, end, -torch.inf).exp()
 
-    # A token's new value lacks what earlier tokens of its chunk have written for its key. That is a
+    # A token's new value lacks what earlier tokens of its chunk have written for its key. This is a
     # triangular system in all values of the chunk (the WY form of Yang et al. 2024).
     system = _inverse((k * beta @ k.transpose(-1, -2)) * between)
     values, keys = system @ (v * beta), system @ (k * beta * entering)
