@@ -68,8 +68,8 @@ def stage(config: JobConfig, container: Container) -> None:
         "job": os.environ.get("TRAINING_JOB_NAME", ""),
     }
     print(
-        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed_entries} cached={cached_count}"
-        f" seconds={seconds:.0f}",
+        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed_entries}"
+        f" cached={cached_count} seconds={seconds:.0f}",
         flush=True,
     )
     if totals.failed_entries or cache.failed_entries or status:

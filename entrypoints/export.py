@@ -28,8 +28,8 @@ def stage(config: JobConfig, container: Container) -> None:
     )
     if merge_summary:
         print(
-            f"merged the adapter: {merge_summary.tensors} tensors changed, by {merge_summary.largest:.3g} at"
-            " most",
+            f"merged the adapter: {merge_summary.tensors} tensors changed, by"
+            f" {merge_summary.largest:.3g} at most",
             flush=True,
         )
     if config.export.megatron:

@@ -113,8 +113,8 @@ def refuse(
     )
     reason = " and ".join(need for need, _ in needs) or f"stage {stage}"
     end(
-        f"{sys.executable} has no {', '.join(missing_lines)}, which {reason} need{'s' * (len(needs) < 2)};"
-        f" {remedy}",
+        f"{sys.executable} has no {', '.join(missing_lines)}, which {reason}"
+        f" need{'s' * (len(needs) < 2)}; {remedy}",
         ml,
     )
 

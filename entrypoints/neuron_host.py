@@ -119,8 +119,8 @@ def _wrong_packages(engine: str, packages: dict[str, str]) -> str | None:
     if engine == "native" and not native:
         return (
             f"the image has torch-neuronx {neuronx}, which is PyTorch/XLA, and engine native needs"
-            f" TorchNeuron ({_format_version(TORCHNEURON)} or later); take an image of Neuron 2.33 or later"
-            " (compute.image)"
+            f" TorchNeuron ({_format_version(TORCHNEURON)} or later); take an image of Neuron 2.33"
+            " or later (compute.image)"
         )
     if engine == "nxd" and native:
         return (
@@ -169,8 +169,9 @@ def _few_cores(processes: int, host: Host) -> str | None:
     if host.cores is None or wanted_cores <= host.cores:
         return None
     return (
-        f"{processes} processes with LNC {lnc} need {wanted_cores} physical Neuron cores, and this host"
-        f" has {host.cores}; set compute.processes_per_instance: {host.cores // max(1, int(lnc))}"
+        f"{processes} processes with LNC {lnc} need {wanted_cores} physical Neuron cores, and this"
+        f" host has {host.cores}; set compute.processes_per_instance:"
+        f" {host.cores // max(1, int(lnc))}"
     )
 
 

@@ -19,7 +19,9 @@ from torch.distributed.run import main
 def store(
     host: str, port: int, world_size: int, is_master: bool, timeout: timedelta, **options: Any
 ) -> TCPStore:
-    """The store that torchrun asks for; the first host's listens on a socket bound to its address."""
+    """The store that torchrun asks for; the first host's listens on a socket bound to its
+    address.
+    """
     if is_master:
         options["master_listen_fd"] = socket.create_server((host, port), backlog=2048).detach()
     return TCPStore(host, port, world_size, is_master, timeout, **options)

@@ -83,8 +83,8 @@ def say_full(ml: Path, reason: str) -> None:
         (ml.parent.parent / ".reserve").unlink(missing_ok=True)
         (ml / "output").mkdir(exist_ok=True)
         (ml / "output/failure").write_text(
-            f"{ml}: {reason}; make room in cluster.shared, then launch again to resume from its last"
-            " checkpoint",
+            f"{ml}: {reason}; make room in cluster.shared, then launch again to resume from its"
+            " last checkpoint",
             "utf-8",
         )
 
@@ -94,8 +94,8 @@ def attend(command: list[str], log: Path, environment: dict[str, str], stop_mark
     signal.
 
     A stage that saved because it was told to stop ends with status 0: the file `stop_mark` tells
-    the batch script that it is not done. The file `failed` next to it marks the node that failed before
-    it was told to stop.
+    the batch script that it is not done. The file `failed` next to it marks the node that failed
+    before it was told to stop.
     """
     with open(log, "ab", buffering=0) as out:
         status, reason = run(command, out, environment, stop_mark.touch)

@@ -72,8 +72,8 @@ def test_the_line_tells_how_far_it_is_and_how_long_it_has_taken() -> None:
 
 def test_a_command_is_not_silent_for_longer_than_half_a_second_and_says_so_once() -> None:
     code = (
-        "with spinner('one moment', keep_line=True):\n    time.sleep(2)\n    with spinner('loading'):\n     "
-        "   time.sleep(1)\n"
+        "with spinner('one moment', keep_line=True):\n    time.sleep(2)\n    with"
+        " spinner('loading'):\n        time.sleep(1)\n"
     )
     output = on_a_terminal(START + code)
     assert output.startswith("one moment\r\n")

@@ -359,7 +359,8 @@ class Home:
                 notes = [line for line in lines if line.startswith("smtrain:")]
                 fault(
                     "files",
-                    f"{path!r} {difference}; {len(objects)} objects; the log says {notes[-2:]!r:.300}",
+                    f"{path!r} {difference}; {len(objects)} objects; the log says"
+                    f" {notes[-2:]!r:.300}",
                 )
                 break
         outside_files = [
@@ -645,7 +646,8 @@ class Home:
                 self.fault(
                     -1,
                     "clean",
-                    f"`smtrain local clean --all` leaves {len(leftovers)} {kind}: {leftovers[:3]!r:.400}",
+                    f"`smtrain local clean --all` leaves {len(leftovers)} {kind}:"
+                    f" {leftovers[:3]!r:.400}",
                 )
 
 

@@ -444,8 +444,8 @@ def main() -> None:
                 ways["container"][group][kind],
             )
             print(
-                f"  {kind:25} {client_rates['found']:>10.2%} {client_rates['hidden']:>9.2%} {container_rates['found']:>14.2%}"
-                f" {container_rates['hidden']:>9.2%}"
+                f"  {kind:25} {client_rates['found']:>10.2%} {client_rates['hidden']:>9.2%}"
+                f" {container_rates['found']:>14.2%} {container_rates['hidden']:>9.2%}"
             )
     for way, rates in summary.items():
         print(

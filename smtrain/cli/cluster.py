@@ -217,7 +217,8 @@ def clean(
         if size:
             say(f"{spell_bytes(size):>9}  {kind}: {KINDS[kind]}")
     say(
-        f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared_folder} ({place.head.name})"
+        f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared_folder}"
+        f" ({place.head.name})"
     )
     if not options.is_named(jobs, age, everything, run or None):
         return

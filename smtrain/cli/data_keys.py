@@ -96,7 +96,8 @@ def read_column_map(map_keys: str | None, objective: str) -> dict[str, str]:
             )
         if our_column in columns:
             raise ConfigError(
-                f"--map-keys: {name!r} is {our_column}, which is named twice; leave one of them out",
+                f"--map-keys: {name!r} is {our_column}, which is named twice; leave one of"
+                " them out",
                 code="config.wrong_value",
             )
         columns[our_column] = column
@@ -111,6 +112,7 @@ def _refuse_tags(tags: object) -> None:
                 f"write {' or '.join(_TAGS[name])}" if name in _TAGS else f"use {', '.join(_TAGS)}"
             )
             raise ConfigError(
-                f"--map-keys: tags: {name} {value!r} is not read; {remedy} in the records, and here",
+                f"--map-keys: tags: {name} {value!r} is not read; {remedy} in the records, and"
+                " here",
                 code="config.wrong_value",
             )

@@ -219,7 +219,8 @@ def pull(
     ecr = registry.ecr_of(image)
     size = registry.size_of(client, ecr, image)
     size_text = (
-        f"{spell_bytes(size)} to fetch, some {spell_bytes(size * registry.UNPACK_RATIO)} on the disk"
+        f"{spell_bytes(size)} to fetch, some {spell_bytes(size * registry.UNPACK_RATIO)} on the"
+        " disk"
         if size
         else "its registry does not say how large it is"
     )

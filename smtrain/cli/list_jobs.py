@@ -59,8 +59,8 @@ def list_(
     if further > 0:
         at_least = "at least " if further == COUNT_LIMIT else ""
         say(
-            f"{at_least}{further} more: `--limit {len(found_jobs)}` shows them too, `--name TEXT` those whose"
-            " name contains TEXT"
+            f"{at_least}{further} more: `--limit {len(found_jobs)}` shows them too, `--name TEXT`"
+            " those whose name contains TEXT"
         )
 
 

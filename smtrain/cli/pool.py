@@ -37,7 +37,8 @@ def list_pools(target: options.JobTarget = options.TargetOption.local) -> None:
         )
         say(
             f"{pool.job}  {pool.instance_count} x {pool.instance_type}  kept for"
-            f" {spell(pool.kept_s)}, until {pool.expires_at.astimezone():%Y-%m-%d %H:%M:%S}  {price}"
+            f" {spell(pool.kept_s)}, until {pool.expires_at.astimezone():%Y-%m-%d %H:%M:%S} "
+            f" {price}"
         )
 
 

@@ -158,8 +158,8 @@ def code_fault(tasks: Iterable[str], is_allowed: bool) -> str | None:
     if not code_tasks:
         return None
     return (
-        f"{', '.join(code_tasks)} run code that the model writes; turn evaluate.run_generated_code on to"
-        " run it in confined processes, or leave out such tasks"
+        f"{', '.join(code_tasks)} run code that the model writes; turn evaluate.run_generated_code"
+        " on to run it in confined processes, or leave out such tasks"
     )
 
 
@@ -171,8 +171,8 @@ def shots_fault(tasks: Iterable[str], shots: int | None) -> str | None:
         max_shots = _EXAMPLES.get(benchmark_of(task) or "", shots or 0)
         if (shots or 0) > max_shots:
             return (
-                f"the harness has {max_shots or 'no'} worked examples for {task}, not {shots}; leave it"
-                " out, or evaluate such tasks separately"
+                f"the harness has {max_shots or 'no'} worked examples for {task}, not {shots};"
+                " leave it out, or evaluate such tasks separately"
             )
     return None
 

@@ -222,8 +222,8 @@ def revive(endpoint: Endpoint) -> None:
         return
     if new_endpoint.url != endpoint.url:
         raise LocalError(
-            f"the local control plane died and was started again at {new_endpoint.url}, as another program"
-            " has taken its old address; the same command resumes",
+            f"the local control plane died and was started again at {new_endpoint.url}, as another"
+            " program has taken its old address; the same command resumes",
             code="local.unreachable",
         )
     if new_endpoint.pid not in _revived_pids:

@@ -123,8 +123,8 @@ def sentence(error: BaseException, attempt: str) -> str:
         )
     if "predefined address pools" in text or "non-overlapping" in text:
         return (
-            f"{attempt} failed, as {name} has no addresses left; remove networks with `{tool} network"
-            f" prune` ({text})"
+            f"{attempt} failed, as {name} has no addresses left; remove networks with `{tool}"
+            f" network prune` ({text})"
         )
     if any(isinstance(cause, (ConnectionError, FileNotFoundError)) for cause in _causes(error)):
         return f"{attempt} failed: {_unreachable(error)}"
@@ -187,8 +187,8 @@ def borrowed_folders(image: Any, allowed_folders: list[str]) -> list[str]:
         if folder not in allowed_folders:
             raise LocalError(
                 f"image {image.tags[0] if image.tags else image.short_id} borrows {folder}, and the"
-                f" control plane lends only {', '.join(allowed_folders)}: make it again with `smtrain image"
-                " tiny`"
+                f" control plane lends only {', '.join(allowed_folders)}: make it again with"
+                " `smtrain image tiny`"
             )
     return folders
 

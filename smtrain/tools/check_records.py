@@ -161,7 +161,8 @@ def _check_source(
         yield Finding(
             kind,
             "fault",
-            f"{source_label}: {first.bad.count} of the first {read} records are {_NO[kind]}: {lines}",
+            f"{source_label}: {first.bad.count} of the first {read} records are {_NO[kind]}:"
+            f" {lines}",
             f"correct them, or allow them with data.max_bad (docs/{_PAGE[kind]}.md)",
         )
     elif not usable_records and kind != "documents":
@@ -369,8 +370,8 @@ def _repeated_prompts(
         yield Finding(
             "pairs",
             "warning",
-            f"{source_label}: in {repeats} of the first {len(texts)} records both answers begin with the "
-            "prompt, so the model would see it twice",
+            f"{source_label}: in {repeats} of the first {len(texts)} records both answers begin"
+            " with the prompt, so the model would see it twice",
             "leave the column prompt out: it is read from what both answers have in common",
         )
 

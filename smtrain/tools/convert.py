@@ -150,7 +150,8 @@ def _upload_folder(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
     ]
     if stale_names and not overwrite:
         raise CheckpointError(
-            f"{uri} has other files, such as {stale_names[0]}; name another prefix, or use --overwrite"
+            f"{uri} has other files, such as {stale_names[0]}; name another prefix, or use"
+            " --overwrite"
         )
     for name in stale_names:
         cloud.remove(f"{OSS}{bucket}/{key}{name}")

@@ -97,7 +97,9 @@ def test_the_words_of_the_glossary_are_in_order() -> None:
 
 
 def test_pages_install_smtrain_from_where_it_is() -> None:
-    """The name is not ours on the index, so `pip install smtrain` would fetch a stranger's package."""
+    """The name is not ours on the index, so `pip install smtrain` would fetch a stranger's
+    package.
+    """
     for page in [*pages(), ROOT / "README.md"]:
         for line in re.findall(r"pip install [^`\n]*smtrain[^`\n]*", page.read_text("utf-8")):
             assert re.search(r"smtrain(?:\[[a-z0-9,-]+\])? @ ", line), f"{page.name}: {line}"

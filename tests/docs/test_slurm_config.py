@@ -1,4 +1,6 @@
-"""The whole config of docs/slurm.md: planned for its nodes, which hold it, and its script printed."""
+"""The whole config of docs/slurm.md: planned for its nodes, which hold it, and its script
+printed.
+"""
 
 from __future__ import annotations
 

@@ -215,8 +215,9 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
         ):
             section = next((f"{name}." for name, section in raw.items() if section is mapping), "")
             yield (
-                f"{section}{field}: {format_value(value)} is too long for a path (at most {_LONGEST_NAME}"
-                f" bytes between two slashes, {_LONGEST_PATH:,} in all); name a shorter one"
+                f"{section}{field}: {format_value(value)} is too long for a path (at most"
+                f" {_LONGEST_NAME} bytes between two slashes, {_LONGEST_PATH:,} in all); name a"
+                " shorter one"
             )
 
 
@@ -308,8 +309,8 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
             return [
-                f"--set {format_value(text)}: {part} holds a value, not keys; leave out what follows it,"
-                f" or set {part} itself"
+                f"--set {format_value(text)}: {part} holds a value, not keys; leave out what"
+                f" follows it, or set {part} itself"
             ]
         node = child
     node[parts[-1]] = value
@@ -327,7 +328,8 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
         )
     if len(parts) > MOST_DEPTH:
         raise ConfigError(
-            f"{format_value(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4",
+            f"{format_value(text)}: a key has at most {MOST_DEPTH} parts; write such as"
+            " train.lr=2e-4",
             code="config.wrong_value",
         )
     text_key = _is_text(parts)

@@ -96,8 +96,8 @@ class TrackerFeed:
             ):
                 name = self._job.name
                 self._say(
-                    f"{unsent_steps} steps could not be tracked; `smtrain logs {name} --follow` sends them"
-                    " later"
+                    f"{unsent_steps} steps could not be tracked; `smtrain logs {name} --follow`"
+                    " sends them later"
                 )
         if self._lock is not None:
             self._lock.close()

@@ -81,8 +81,8 @@ class Progress:
 
     @property
     def status(self) -> str:
-        """SageMaker's status, with the secondary status in brackets if it differs; Pending for a job
-        that waits.
+        """SageMaker's status, with the secondary status in brackets if it differs; Pending for a
+        job that waits.
         """
         if is_waiting(self.job):
             return display_status(self.job)

@@ -131,7 +131,8 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
             if not has_expired_credentials(error):
                 raise
             raise JobError(
-                f"{EXPIRED_CREDENTIALS}; the job is still running; {REFRESH}, then\n{_commands_to_return(job)}",
+                f"{EXPIRED_CREDENTIALS}; the job is still running; {REFRESH},"
+                f" then\n{_commands_to_return(job)}",
                 code="aws.no_credentials",
             ) from None
     now = datetime.datetime.now(datetime.timezone.utc)

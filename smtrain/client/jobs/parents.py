@@ -93,7 +93,8 @@ def _parent(name: str, place: Backend) -> Parent:
     run_and_stage = stage_of(name)
     if run_and_stage and run_and_stage[1] != "export":
         raise _Refused(
-            f"it is a job of stage {run_and_stage[1]}; name its run, {RUN}{run_and_stage[0]}, or an export job of it"
+            f"it is a job of stage {run_and_stage[1]}; name its run, {RUN}{run_and_stage[0]}, or an"
+            " export job of it"
         )
     run = run_and_stage[0] if run_and_stage else name
     rows = [
@@ -203,7 +204,10 @@ def _explain_unknown_run(name: str, place: Backend) -> str:
         return f"there is no such run {side}, only on this machine; {_download_hint(name, 'local')}"
     for record, registry in registries():
         if place.name != record.name and registry.knows(name):
-            return f"there is no such run {side}, only {record.place}; {_download_hint(name, record.name)}"
+            return (
+                f"there is no such run {side}, only {record.place};"
+                f" {_download_hint(name, record.name)}"
+            )
     suggestion = near_run(name) if place.record.here else ""
     return (
         f"there is no such run {side}; {suggestion}`smtrain list --target {place.name}` lists the"

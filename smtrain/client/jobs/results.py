@@ -352,8 +352,8 @@ def _refuse_mixture(items: Sequence[_Item]) -> None:
         existing_paths = {path for pattern in _OF_A_MODEL for path in folder.glob(pattern)}
         if foreign_names := sorted(path.name for path in existing_paths - new):
             raise JobError(
-                f"{folder} holds parts of another model ({', '.join(foreign_names[:3])}); delete them, or"
-                " name another folder"
+                f"{folder} holds parts of another model ({', '.join(foreign_names[:3])}); delete"
+                " them, or name another folder"
             )
 
 

@@ -66,15 +66,17 @@ def newest(ecr: Any, uri: str) -> tuple[str, int]:
     except (BotoCoreError, ClientError) as error:
         refusal = why_refused(error, "get the right ecr:ListImages")
         raise ConfigError(
-            f"compute.image: the registry of {image_pattern.repository} in {image_pattern.region} cannot be asked"
-            f" for the tags that match {image_pattern.tag}: {refusal}, or write a whole tag",
+            f"compute.image: the registry of {image_pattern.repository} in {image_pattern.region}"
+            f" cannot be asked for the tags that match {image_pattern.tag}: {refusal}, or write a"
+            " whole tag",
             code=refusal.code,
         ) from None
     fitting = sorted((tag for tag in tags if fnmatchcase(tag, image_pattern.tag)), key=_numbers)
     if not fitting:
         raise ConfigError(
-            f"compute.image: {image_pattern.repository} in {image_pattern.region} has {len(tags)} tags, and"
-            f" {image_pattern.tag} matches no one of them; write another pattern, or a whole tag",
+            f"compute.image: {image_pattern.repository} in {image_pattern.region} has {len(tags)}"
+            f" tags, and {image_pattern.tag} matches no one of them; write another pattern, or a"
+            " whole tag",
             code="config.wrong_value",
         )
     return uri.removesuffix(image_pattern.tag) + fitting[-1], len(fitting)

@@ -122,7 +122,8 @@ def announce_reuse(
             break
         remaining_s = deadline - time.monotonic()
         say(
-            f"waiting for the warm pool of {users[0]}, which still runs, for {spell(remaining_s)} more"
+            f"waiting for the warm pool of {users[0]}, which still runs, for {spell(remaining_s)}"
+            " more"
         )
         poll(partial(_is_free, target, users[0]), target.pace.look, remaining_s)
     if users:

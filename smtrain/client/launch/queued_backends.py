@@ -32,7 +32,8 @@ def submit_chain(
         heading = f"[{number}/{len(stages)}] {stage}"
         if plan.completed_job and not again:
             say(
-                f"{heading}: done before by {plan.completed_job.name}{plan.stale_note(plan.completed_job)}"
+                f"{heading}: done before by"
+                f" {plan.completed_job.name}{plan.stale_note(plan.completed_job)}"
             )
             jobs[stage] = plan.completed_job
             continue

@@ -242,8 +242,9 @@ class Chain:
         output = self.output(upstream)
         if output is None:
             raise JobError(
-                f"stage {stage} reads what {upstream} writes, and no finished {self.base_name(upstream)}"
-                f" was found; launch stage {upstream} first, or `smtrain run` the whole chain"
+                f"stage {stage} reads what {upstream} writes, and no finished"
+                f" {self.base_name(upstream)} was found; launch stage {upstream} first, or `smtrain"
+                " run` the whole chain"
             )
         return output
 

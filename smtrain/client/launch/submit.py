@@ -49,7 +49,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     """
     if plan.running_job and not again:
         say(
-            f"{plan.running_job.name} is running already; joining it{plan.stale_note(plan.running_job)}"
+            f"{plan.running_job.name} is running already; joining"
+            f" it{plan.stale_note(plan.running_job)}"
         )
         return plan.running_job
     if writer := plan.writer:
@@ -94,7 +95,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
                 code="aws.capacity",
             )
         say(
-            f"next try in {spell(pause)}, for {spell(patience.remaining_s)} more (compute.capacity_wait)"
+            f"next try in {spell(pause)}, for {spell(patience.remaining_s)} more"
+            " (compute.capacity_wait)"
         )
         _sleep(pause, say)
 
@@ -224,8 +226,8 @@ class _Attempt:
             suffix = f" after {spell(waited_s)} of waiting" if waited_s else ""
             raise JobError(f"{name} was refused{suffix}: {refusal.sentence()}", code="aws.quota")
         self.say(
-            f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.remaining_s)} more"
-            " (quota_wait)"
+            f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.remaining_s)}"
+            " more (quota_wait)"
         )
         _sleep(pause, self.say)
 
@@ -255,8 +257,8 @@ def _has_machines(job: Job, say: Say) -> bool:
     except KeyboardInterrupt:
         job_arguments = f"{job.name} --target {job.target.name}"
         say(
-            f"left {job.name}, which waits for machines; follow it with `smtrain logs {job_arguments}"
-            f" --follow`, stop it with `smtrain stop {job_arguments}`"
+            f"left {job.name}, which waits for machines; follow it with `smtrain logs"
+            f" {job_arguments} --follow`, stop it with `smtrain stop {job_arguments}`"
         )
         raise
 

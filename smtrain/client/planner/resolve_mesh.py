@@ -248,7 +248,9 @@ def _batches(config: JobConfig) -> list[int]:
 
 
 def _batch_of(config: JobConfig) -> int:
-    """The smallest batch, from the default on, that the given mesh divides; or the largest allowed."""
+    """The smallest batch, from the default on, that the given mesh divides; or the largest
+    allowed.
+    """
     parallel, default_batch = (
         config.parallel,
         type(config.train).model_fields["global_batch_size"].default,

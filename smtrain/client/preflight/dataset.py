@@ -167,7 +167,8 @@ def model_folder(folder: Path) -> Iterator[Finding]:
     yield Finding(
         "model",
         "ok",
-        f"{folder} is {kind} model of {format_parameters(shape.parameters())} parameters, for {engines}",
+        f"{folder} is {kind} model of {format_parameters(shape.parameters())} parameters, for"
+        f" {engines}",
     )
     yield from (Finding("model", "ok", remark) for remark in notes)
     if method := unreadable_quantization(hf_config):

@@ -94,7 +94,8 @@ def launch_stage(
     if plan.completed_job and not again:
         repeats = plan.stale_note(plan.completed_job) or "; --again (again=True) repeats it"
         say(
-            f"{plan.completed_job.name} has done this already (output {plan.completed_job.output}){repeats}"
+            f"{plan.completed_job.name} has done this already (output"
+            f" {plan.completed_job.output}){repeats}"
         )
         return plan.completed_job
     if precheck and not plan.running_job:
@@ -185,7 +186,8 @@ def run_stages(
         heading = f"[{number}/{len(stages)}] {stage}"
         if plan.completed_job and not again:
             say(
-                f"{heading}: done before by {plan.completed_job.name}{plan.stale_note(plan.completed_job)}"
+                f"{heading}: done before by"
+                f" {plan.completed_job.name}{plan.stale_note(plan.completed_job)}"
             )
             job, is_skipped = plan.completed_job, True
         else:

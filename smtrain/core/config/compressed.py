@@ -45,8 +45,8 @@ def compressed_fault(name: str, head: bytes) -> str | None:
                 "begins with zero bytes: its download or copy did not end; copy the original again"
             )
         return (
-            f"is not compressed by {expected_kind}, by its first bytes; if it is plain, name it {bare},"
-            " else write it again"
+            f"is not compressed by {expected_kind}, by its first bytes; if it is plain, name it"
+            f" {bare}, else write it again"
         )
     if expected_kind == "zstd" and (window := window_of(head)) > LARGEST_WINDOW:
         return (

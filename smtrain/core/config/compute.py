@@ -18,8 +18,9 @@ class Compute(Section):
     instance_type: str = Field(
         "ml.trn1.32xlarge", pattern=r"^(ml\.[a-z0-9-]+\.[a-z0-9]+|[a-z][a-z0-9-]{0,39})$"
     )
-    """Instance type of the train stage, such as ml.trn1.32xlarge. On a Slurm cluster it is required:
-    a type, one of `machines`, or trn3-gen1 or trn3-gen2 (Trainium3); on PAI-DLC one of `machines`.
+    """Instance type of the train stage, such as ml.trn1.32xlarge. On a Slurm cluster it is
+    required: a type, one of `machines`, or trn3-gen1 or trn3-gen2 (Trainium3); on PAI-DLC one of
+    `machines`.
     """
     instance_count: int = Field(1, ge=1, le=10_000)
     """Number of instances of the train stage."""

@@ -33,8 +33,8 @@ def sagemaker_lack(instance_type: str) -> str | None:
         "a HyperPod or other Slurm cluster" if has == "hyperpod" else "a Slurm cluster on EC2"
     )
     return (
-        f"{instance_type} is for {other_cluster} (target: slurm, docs/slurm.md), as SageMaker has no"
-        " training job on it"
+        f"{instance_type} is for {other_cluster} (target: slurm, docs/slurm.md), as SageMaker has"
+        " no training job on it"
     )
 
 
@@ -95,8 +95,8 @@ def lnc_fault(instance_type: str, environment: Mapping[str, str], processes: int
     for name, value in lnc_variables.items():
         if value not in ("1", str(default)):
             return (
-                f"compute.environment.{name}: is {value!r}, and {instance_type} takes {allowed_values};"
-                " leave it out"
+                f"compute.environment.{name}: is {value!r}, and {instance_type} takes"
+                f" {allowed_values}; leave it out"
             )
     if len(set(lnc_variables.values())) > 1:
         return (

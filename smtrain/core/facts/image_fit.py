@@ -131,7 +131,10 @@ def _wrong_release(name: str, engine: str, instance_type: str, remedy: str) -> s
     images: dict[str, Any] = table("images")
     python, our_pythons = python_of(name), images["contents"]["pythons"]
     if python is not None and python not in our_pythons:
-        return f"this image has Python {_format_python(python)}, and smtrain runs on {_span(our_pythons)}; {remedy}"
+        return (
+            f"this image has Python {_format_python(python)}, and smtrain runs on"
+            f" {_span(our_pythons)}; {remedy}"
+        )
     if not is_neuron(instance_type):
         return None
     row = images["engines"][engine]

@@ -134,8 +134,8 @@ def remarks_of(config: Mapping[str, Any], extension: Mapping[str, Any], seq_len:
             f"{key} {value}" for key, value in new_rope.items() if old_rope.get(key) != value
         )
         out.append(
-            f"model.rope extends the model from {longest} to {new_longest} positions ({changes}), in the"
-            " export too"
+            f"model.rope extends the model from {longest} to {new_longest} positions ({changes}),"
+            " in the export too"
         )
     return out
 

@@ -139,14 +139,15 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
     activation = config.get(activation_key, usual)
     if activation not in ACTIVATIONS:
         raise CheckpointError(
-            f"config.json has {activation_key} = {activation!r}, which smtrain does not know: it knows"
-            f" {', '.join(ACTIVATIONS)}"
+            f"config.json has {activation_key} = {activation!r}, which smtrain does not know: it"
+            f" knows {', '.join(ACTIVATIONS)}"
         )
     for setting, plain in shape.rules.allowed_values.items():
         options = plain if isinstance(plain, tuple) else (plain, None if plain is False else plain)
         if config.get(setting, options[0]) not in options:
             raise CheckpointError(
-                f"config.json has {setting} = {config[setting]!r}, which smtrain does not train: only"
+                f"config.json has {setting} = {config[setting]!r}, which smtrain does not train:"
+                " only"
                 f" {' or '.join(map(str, dict.fromkeys(options if options is plain else options[:1])))}"
                 " will do"
             )

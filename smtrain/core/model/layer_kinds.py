@@ -102,8 +102,8 @@ def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tu
         or any(flag not in (0, 1) for flag in rope_flags)
     ):
         raise CheckpointError(
-            f"config.json has no_rope_layers = {rope_flags!r}: it must have a 1 (with rope) or a 0 for"
-            f" each of the {layers} layers"
+            f"config.json has no_rope_layers = {rope_flags!r}: it must have a 1 (with rope) or a 0"
+            f" for each of the {layers} layers"
         )
     return tuple(map(bool, rope_flags))
 

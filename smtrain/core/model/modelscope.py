@@ -79,8 +79,8 @@ def list_files(
         ) from None
     except (OSError, http.client.HTTPException) as error:
         raise SmtrainError(
-            f"{site()} cannot be reached ({type(error).__name__}); check the network and try again, or"
-            " name another (MODELSCOPE_ENDPOINT)"
+            f"{site()} cannot be reached ({type(error).__name__}); check the network and try again,"
+            " or name another (MODELSCOPE_ENDPOINT)"
         ) from None
     except (
         KeyError,

@@ -68,12 +68,18 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
             " this file"
         )
     if start.startswith(_PAGES):
-        return f"is a web page (HTML), not the file: the download was answered with a page; {_COPY_AGAIN}"
+        return (
+            "is a web page (HTML), not the file: the download was answered with a page;"
+            f" {_COPY_AGAIN}"
+        )
     if start.startswith(_ANSWERS) or (
         name.endswith((".safetensors", ".bin")) and start.startswith(b'{"error"')
     ):
         excerpt = " ".join(head[:60].decode("utf-8", "replace").split())
-        return f"is a server's answer ({excerpt}), not the file: the download was refused; {_COPY_AGAIN}"
+        return (
+            f"is a server's answer ({excerpt}), not the file: the download was refused;"
+            f" {_COPY_AGAIN}"
+        )
     if not head.strip(b"\0"):
         return (
             f"has only zero bytes at its beginning: its download or copy did not end; {_COPY_AGAIN}"

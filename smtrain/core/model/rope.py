@@ -294,8 +294,8 @@ def _settings(
     if missing_keys:
         raise CheckpointError(
             f"config.json asks for rotary embeddings of type {kind} and lacks"
-            f" {' and '.join(missing_keys)}: add what the model was trained with to rope_parameters, or"
-            " to rope_scaling"
+            f" {' and '.join(missing_keys)}: add what the model was trained with to"
+            " rope_parameters, or to rope_scaling"
         )
     for name, value in settings.items():
         if name in _LISTS:
@@ -336,8 +336,8 @@ def _long_attention(settings: dict[str, Any], positions: int) -> float:
         if not math.isclose(value, expected_value, rel_tol=1e-6):
             raise CheckpointError(
                 f"config.json has {name} = {value:g} for its rotary embeddings, and"
-                f" max_position_embeddings over {ORIGINAL} gives {expected_value:.6g}, which transformers 4"
-                f" takes: remove {name}"
+                f" max_position_embeddings over {ORIGINAL} gives {expected_value:.6g}, which"
+                f" transformers 4 takes: remove {name}"
             )
     return usual
 
@@ -376,8 +376,8 @@ def _agree_on(
     a, b = first[1].get(key), second[1].get(key)
     if a is not None and b is not None and a != b:
         raise CheckpointError(
-            f"config.json says {key} = {a!r} ({first[0]}) and {b!r} ({second[0]}), so transformers 4"
-            " and 5 would build different models of it: keep what the model was trained with"
+            f"config.json says {key} = {a!r} ({first[0]}) and {b!r} ({second[0]}), so transformers"
+            " 4 and 5 would build different models of it: keep what the model was trained with"
         )
     return b if a is None else a
 

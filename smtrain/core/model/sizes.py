@@ -86,8 +86,8 @@ def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[
         or {*full_sizes} - {*keys}
     ):
         raise CheckpointError(
-            f"config.json has per_layer_config = {layer_configs!r}: smtrain takes {' and '.join(keys)}, the"
-            f" same for all layers of {FULL} and no other layer"
+            f"config.json has per_layer_config = {layer_configs!r}: smtrain takes"
+            f" {' and '.join(keys)}, the same for all layers of {FULL} and no other layer"
         )
     return {size_key: full_sizes.get(key, config.get(key)) for key, size_key in keys.items()}
 
@@ -195,8 +195,8 @@ def expert_sizes(
     if len(set(counts.values())) > 1:
         counts_text = " and ".join(f"{key} = {value!r}" for key, value in counts.items())
         raise CheckpointError(
-            f"config.json has {counts_text}, so transformers 4 and 5 would build different models of it:"
-            " keep what the model was trained with"
+            f"config.json has {counts_text}, so transformers 4 and 5 would build different models"
+            " of it: keep what the model was trained with"
         )
     usual = next(got[key] for key in ("num_experts", "num_local_experts") if key in family.defaults)
     key, count = next(iter(counts.items()), ("num_experts", usual))
@@ -211,8 +211,8 @@ def expert_sizes(
         )
     if experts_per_token > count:
         raise CheckpointError(
-            f"config.json has num_experts_per_tok = {experts_per_token}, more than the {count} experts of a"
-            " layer: keep what the model was trained with"
+            f"config.json has num_experts_per_tok = {experts_per_token}, more than the {count}"
+            " experts of a layer: keep what the model was trained with"
         )
     return ExpertSizes(count, experts_per_token, width)
 
@@ -229,7 +229,7 @@ def untrained_part(config: Mapping[str, Any], family: Family) -> str | None:
                 else f"has no {key}, which stands for {usual!r}"
             )
             return (
-                f"config.json {setting}: that {explanation}, and smtrain trains {family.model_type} models"
-                " without it, as Gemma 4 31B is: take such a model"
+                f"config.json {setting}: that {explanation}, and smtrain trains {family.model_type}"
+                " models without it, as Gemma 4 31B is: take such a model"
             )
     return None

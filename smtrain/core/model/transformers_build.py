@@ -201,7 +201,10 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
         if (expected_scale := config.scales.get("residual", 1.0)) != getattr(
             block, "residual_multiplier", 1.0
         ):
-            yield f"a block adds its parts times {block.residual_multiplier:g}, not {expected_scale:g}"
+            yield (
+                f"a block adds its parts times {block.residual_multiplier:g}, not"
+                f" {expected_scale:g}"
+            )
         if shape.family == "gpt_neox" and block.use_parallel_residual != config.parallel_residual:
             yield f"use_parallel_residual is {block.use_parallel_residual}"
     for norm in norms:
@@ -226,7 +229,10 @@ def _rotary_differences(rotary: Any, rope: Rope) -> Iterator[str]:
         if not _close(*pair)
     ]:
         i = wrong[0]
-        yield f"pair {i} of a head turns by {frequencies[i]:.6g} a position, not by {expected_frequencies[i]:.6g}"
+        yield (
+            f"pair {i} of a head turns by {frequencies[i]:.6g} a position, not by"
+            f" {expected_frequencies[i]:.6g}"
+        )
     scaling = float(rotary.attention_scaling)
     if not _close(scaling, rope.attention_scaling()):
         yield f"rotary embeddings are scaled by {scaling:g}, not by {rope.attention_scaling():g}"

@@ -171,8 +171,8 @@ def refusal(
     )
     family_names = ", ".join(families)
     return (
-        f"{place} model_type {str(kind)[:80]!r}{sign_clause}, which smtrain cannot train: take one of"
-        f" {family_names}{nearest_clause}"
+        f"{place} model_type {str(kind)[:80]!r}{sign_clause}, which smtrain cannot train: take one"
+        f" of {family_names}{nearest_clause}"
     )
 
 
@@ -311,7 +311,10 @@ def _without_type(
         (f for f in families if first.lower().startswith(f.replace("_", "") + "for")), None
     )
     if family:
-        return f"config.json has no model_type: add model_type: {family}, by its architectures ({first})"
+        return (
+            f"config.json has no model_type: add model_type: {family}, by its architectures"
+            f" ({first})"
+        )
     if "_class_name" in config or "_diffusers_version" in config:
         return (
             "config.json is of a model of diffusers, which makes pictures: give the folder of a"
@@ -323,6 +326,6 @@ def _without_type(
         else f", of which {with_article(str(_nearest(text, families)[0]))} comes nearest"
     )
     return (
-        f"config.json has no model_type: add the one of the model (smtrain trains {family_names}{nearest_clause}),"
-        " or take the whole config.json of the model"
+        "config.json has no model_type: add the one of the model (smtrain trains"
+        f" {family_names}{nearest_clause}), or take the whole config.json of the model"
     )

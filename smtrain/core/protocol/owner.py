@@ -164,9 +164,9 @@ class Fence:
             return
         if status is None:
             raise OwnerError(
-                f"{owner.job} took the run's checkpoints {record.age:.0f} s ago and is being created;"
-                f" follow that job, or try again in {CLAIM - record.age:.0f} s if its launch was"
-                " cut off"
+                f"{owner.job} took the run's checkpoints {record.age:.0f} s ago and is being"
+                f" created; follow that job, or try again in {CLAIM - record.age:.0f} s if its"
+                " launch was cut off"
             )
         raise OwnerError(self._lost_message(owner))
 

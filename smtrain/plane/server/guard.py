@@ -86,7 +86,10 @@ class Guard:
             return f"{operation} failed: {sentence}"
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         cause = cause if len(cause) <= CAUSE else f"{cause[:CAUSE]}..."
-        return f"{operation} failed in {PLANE_NAME} ({cause}); {self.state / 'server.log'} has the traceback"
+        return (
+            f"{operation} failed in {PLANE_NAME} ({cause}); {self.state / 'server.log'} has the"
+            " traceback"
+        )
 
 
 class _RemainingChunks:

@@ -92,8 +92,8 @@ def is_refused(service: str, operation: str) -> bool:
 def refusal(service: str, operation: str) -> tuple[int, str, str]:
     """Status, code and message for an operation that the control plane does not have."""
     message = (
-        f"{service}:{operation} cannot be called: {PLANE_NAME} does not have it; docs/local.md lists what"
-        " it has"
+        f"{service}:{operation} cannot be called: {PLANE_NAME} does not have it; docs/local.md"
+        " lists its operations"
     )
     return 501, "NotImplemented", message
 

@@ -67,8 +67,8 @@ def fault_of(request: dict[str, Any]) -> str | None:
 def _algorithm_fault(algorithm: dict[str, Any]) -> str | None:
     if algorithm.get("AlgorithmName"):
         return (
-            f"AlgorithmSpecification.AlgorithmName cannot be honoured: {PLANE_NAME} has no algorithms by"
-            " name"
+            f"AlgorithmSpecification.AlgorithmName cannot be honoured: {PLANE_NAME} has no"
+            " algorithms by name"
         )
     if not algorithm.get("TrainingImage"):
         return "AlgorithmSpecification.TrainingImage is required: a training job needs an image"
@@ -96,8 +96,8 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
         )
     if resources.get("TrainingPlanArn"):
         return (
-            f"ResourceConfig.TrainingPlanArn cannot be honoured: {PLANE_NAME} has no reserved machines;"
-            " leave it out here"
+            f"ResourceConfig.TrainingPlanArn cannot be honoured: {PLANE_NAME} has no reserved"
+            " machines; leave it out here"
         )
     if resources.get("InstanceType") and "InstanceCount" not in resources:
         return "ResourceConfig.InstanceCount is required with InstanceType"
@@ -161,12 +161,15 @@ def _channel_fault(channel: dict[str, Any], default_mode: str) -> str | None:
     if unknown_keys := [
         key for key in source if key not in ("S3DataType", "S3Uri", "S3DataDistributionType")
     ]:
-        return f"InputDataConfig: channel '{name}': {PLANE_NAME} does not honour S3DataSource.{unknown_keys[0]}"
+        return (
+            f"InputDataConfig: channel '{name}': {PLANE_NAME} does not honour"
+            f" S3DataSource.{unknown_keys[0]}"
+        )
     mode = channel.get("InputMode", default_mode)
     if mode not in ("File", "FastFile"):
         return (
-            f"InputDataConfig: channel '{name}': {PLANE_NAME} serves InputMode File and FastFile, not"
-            f" {mode}"
+            f"InputDataConfig: channel '{name}': {PLANE_NAME} serves InputMode File and FastFile,"
+            f" not {mode}"
         )
     for key in ("ShuffleConfig", "RecordWrapperType"):
         if channel.get(key, "None") != "None":

@@ -26,7 +26,8 @@ def search(jobs: Iterable[JobRecord], params: dict[str, Any]) -> dict[str, Any]:
     """Answer a Search. Raises AWSValidationException for expressions that are not supported."""
     if params["Resource"] != "TrainingJob":
         raise AWSValidationException(
-            f"Resource is {params['Resource']}: {PLANE_NAME} searches training jobs only; use TrainingJob"
+            f"Resource is {params['Resource']}: {PLANE_NAME} searches training jobs only; use"
+            " TrainingJob"
         )
     expression = params.get("SearchExpression") or {}
     records = [job.gen_response_object() for job in jobs]

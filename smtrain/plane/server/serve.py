@@ -260,8 +260,8 @@ def moto_fault() -> str:
         return ""
     specifier = f">={'.'.join(map(str, first))},<{'.'.join(map(str, upper))}"
     return (
-        f"the local control plane needs moto{specifier} and moto {version} is installed; pip install"
-        f" 'moto{specifier}'"
+        f"the local control plane needs moto{specifier} and moto {version} is installed; pip"
+        f" install 'moto{specifier}'"
     )
 
 

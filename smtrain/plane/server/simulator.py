@@ -78,7 +78,8 @@ def simulate_policy(params: dict[str, Any]) -> dict[str, Any]:
     """Answer the call: a result for each action on each resource, in pages."""
     if params.get("ResourcePolicy"):
         raise InvalidInputError(
-            f"ResourcePolicy cannot be honoured: {PLANE_NAME} simulates the principal's policies only"
+            f"ResourcePolicy cannot be honoured: {PLANE_NAME} simulates the principal's policies"
+            " only"
         )
     extra = [
         Policy(f"PolicyInputList.{n}", "none", text)

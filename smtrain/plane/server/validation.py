@@ -47,15 +47,18 @@ def _faults(shape: Any, value: Any, path: str) -> Iterator[str]:
         for name in shape.required_members:
             if value.get(name) is None:
                 yield (
-                    f"Value null at '{_member_path(path, name)}' failed to satisfy constraint: Member"
-                    " must not be null"
+                    f"Value null at '{_member_path(path, name)}' failed to satisfy constraint:"
+                    " Member must not be null"
                 )
         for name, member in shape.members.items():
             if value.get(name) is not None:
                 yield from _faults(member, value[name], _member_path(path, name))
         return
     if broken_rules := list(_broken_rules(shape, value)):
-        yield f"Value '{_format_value(value)}' at '{path}' failed to satisfy constraint: {broken_rules[0]}"
+        yield (
+            f"Value '{_format_value(value)}' at '{path}' failed to satisfy constraint:"
+            f" {broken_rules[0]}"
+        )
     if kind == "list" and isinstance(value, list):
         for number, entry in enumerate(value, 1):
             yield from _faults(shape.member, entry, f"{path}.{number}.member")

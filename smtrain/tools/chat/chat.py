@@ -213,8 +213,8 @@ def load_models(models: Models, processes: int | None, say: Say) -> tuple[Any, A
     if on_top is not None and is_distributed:
         description = "a checkpoint" if source.checkpoint else f"a model over {processes} processes"
         raise CheckpointError(
-            f"{on_top.name} is an adapter, and {description} takes none; merge it first with `smtrain"
-            " convert --merge-adapter`"
+            f"{on_top.name} is an adapter, and {description} takes none; merge it first with"
+            " `smtrain convert --merge-adapter`"
         )
     refuse_too_large(
         [model.need for model in (source, on_top, comparison_model) if model is not None],

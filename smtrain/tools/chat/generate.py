@@ -75,7 +75,8 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
         except OSError as error:
             suggestion = near_path(source) if isinstance(error, FileNotFoundError) else ""
             raise DataError(
-                f"{source} cannot be read ({error.strerror}); {suggestion}name a .txt or .jsonl file"
+                f"{source} cannot be read ({error.strerror}); {suggestion}name a .txt or .jsonl"
+                " file"
             ) from None
         except UnicodeDecodeError:
             raise DataError(
@@ -360,14 +361,14 @@ def _encode_prompts(
             with_double_bos += all_ids[-1][0, :2].tolist() == [model.tokenizer.bos_token_id] * 2
     if unread_text:
         say(
-            f"{ignored_text_sentence(unread_text)}; the chat template does not write it, or no chat template"
-            " is used"
+            f"{ignored_text_sentence(unread_text)}; the chat template does not write it, or no chat"
+            " template is used"
         )
     if with_double_bos:
         bos = model.tokenizer.bos_token
         say(
-            f"{with_double_bos} prompts begin with {bos}, which the tokenizer adds once more; leave it out of"
-            " the prompts"
+            f"{with_double_bos} prompts begin with {bos}, which the tokenizer adds once more; leave"
+            " it out of the prompts"
         )
     return all_ids
 

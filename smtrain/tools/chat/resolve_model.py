@@ -90,8 +90,8 @@ class FoundModel:
             self._copy(self.store_copy, say)
         if not self.checkpoint and (edited_names := edited_files(self.folder)):
             say(
-                f"{', '.join(edited_names)} in {self.folder} {'is' if len(edited_names) == 1 else 'are'} not"
-                " as exported"
+                f"{', '.join(edited_names)} in {self.folder}"
+                f" {'is' if len(edited_names) == 1 else 'are'} not as exported"
             )
         return self.folder
 

@@ -115,8 +115,8 @@ class Comparison:
         """
         first, *compared_series = self.series
         several = [
-            f"{training.name} holds {training.beginnings} runs, as its steps begin again; the last numbers of"
-            " each step are compared, so give each run a separate file."
+            f"{training.name} holds {training.beginnings} runs, as its steps begin again; the last"
+            " numbers of each step are compared, so give each run a separate file."
             for training in self.series
             if training.beginnings > 1
         ]
@@ -131,8 +131,8 @@ class Comparison:
     def changes(self) -> list[str]:
         """A sentence for each resume that changed a learning rate."""
         return [
-            f"{training.name} was resumed at step {step:,.0f} with another learning rate: {new} in place"
-            f" of {old}."
+            f"{training.name} was resumed at step {step:,.0f} with another learning rate: {new} in"
+            f" place of {old}."
             for training in self.series
             for step, old, new in training.rate_changes
         ]
@@ -261,8 +261,8 @@ def _refuse_another_objective(base: Series, candidate: Series) -> None:
             for training in (base, candidate)
         ]
         raise DataError(
-            f"{' and '.join(descriptions)}, whose losses measure different things; compare runs of one"
-            " objective, or their models by `smtrain evaluate`"
+            f"{' and '.join(descriptions)}, whose losses measure different things; compare runs of"
+            " one objective, or their models by `smtrain evaluate`"
         )
 
 
@@ -278,8 +278,8 @@ def _pair(base: Series, candidate: Series, by: By, window: int, tolerance: float
     if loss is None:
         a, b = ((s.along(by)[0], s.along(by)[-1]) for s in (base, candidate))
         raise DataError(
-            f"{candidate.name} and {base.name} have no {by} in common: {candidate.name} goes from {b[0]:,.0f}"
-            f" to {b[1]:,.0f}, {base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
+            f"{candidate.name} and {base.name} have no {by} in common: {candidate.name} goes from"
+            f" {b[0]:,.0f} to {b[1]:,.0f}, {base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
         )
     left_at = loss.leaves(tolerance, window)
     return Pair(
@@ -406,14 +406,14 @@ def _verdict(
     if not isfinite(largest):
         at = f" from {_place(left_at, by)}" if left_at is not None else ""
         return (
-            f"{candidate} and {base} cannot be compared{at}: a loss is not a finite number wherever both"
-            " have one."
+            f"{candidate} and {base} cannot be compared{at}: a loss is not a finite number wherever"
+            " both have one."
         )
     if left_at is None:
         return f"{candidate} follows {base}: {deviation}, within the tolerance of {tolerance:.2%}."
     return (
-        f"{candidate} leaves {base} at {_place(left_at, by)}, beyond the tolerance of {tolerance:.2%}:"
-        f" {deviation}."
+        f"{candidate} leaves {base} at {_place(left_at, by)}, beyond the tolerance of"
+        f" {tolerance:.2%}: {deviation}."
     )
 
 

@@ -141,8 +141,8 @@ def thin(curve: Curve) -> Curve:
 
 
 def page(comparison: Comparison, *, as_document: bool = True) -> str:
-    """HTML with the verdict, the numbers and the picture: a document if `as_document`, else a part of
-    one for a notebook.
+    """HTML with the verdict, the numbers and the picture: a document if `as_document`, else a part
+    of one for a notebook.
     """
     summary = comparison.to_dict()
     columns = ("name", "steps", "last_step", "last_loss", "tokens_per_s", "tokens_per_dollar")

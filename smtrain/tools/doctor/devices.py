@@ -145,8 +145,8 @@ def _compare_torch_with_files(
             )
         elif report["cuda"] or report["hip"]:
             text = (
-                f"torch {report['torch']} is built for GPUs, and this machine has none: it trains on"
-                " the CPU"
+                f"torch {report['torch']} is built for GPUs, and this machine has none: it trains"
+                " on the CPU"
             )
             diagnostics.add("torch", "warning", text, f"nothing, if it is meant; {_CONTAINER}")
         else:
@@ -214,7 +214,10 @@ def _explain_unseen(report: dict[str, Any], kind: str, count: int) -> tuple[str,
                 f"run `pip install 'torch-neuronx=={version_prefix}.*' {index}`",
             )
         if numbers(version) < (2, 13):
-            text = f"{problem}: torch-neuronx {version} is of PyTorch/XLA, which engine native cannot use"
+            text = (
+                f"{problem}: torch-neuronx {version} is of PyTorch/XLA, which engine native"
+                " cannot use"
+            )
             return (
                 text,
                 "use an image of Neuron 2.33 or later, or engine nxd on trn1 (docs/engines.md)",

@@ -138,7 +138,10 @@ def _python(diagnostics: Diagnostics) -> None:
             f"Python {platform.python_version()} ({platform.python_implementation()}) is not one"
             " that smtrain runs on"
         )
-        remedy = f"make an environment with CPython {', '.join(sorted(allowed_versions.split(','), reverse=True))}"
+        remedy = (
+            "make an environment with CPython"
+            f" {', '.join(sorted(allowed_versions.split(','), reverse=True))}"
+        )
         diagnostics.add("python", "fault", text, f"{remedy} (docs/install.md)")
     elif sys.maxsize < 2**32:
         diagnostics.add(
@@ -172,8 +175,10 @@ def _check_torch_neuronx(diagnostics: Diagnostics, torch: str | None, neuronx: s
         diagnostics.add(
             "packages",
             "fault",
-            f"torch-neuronx {neuronx} is built for torch {version_prefix}, and torch {torch} is installed",
-            f"run `pip install 'torch=={version_prefix}.*'`, or install the torch-neuronx of your torch",
+            f"torch-neuronx {neuronx} is built for torch {version_prefix}, and torch {torch} is"
+            " installed",
+            f"run `pip install 'torch=={version_prefix}.*'`, or install the torch-neuronx of your"
+            " torch",
         )
 
 

@@ -144,8 +144,8 @@ def _compare_runs(
         largest_difference(our_steps, reference_steps, "grad_norm"),
     )
     text = (
-        f"{name} against {reference_name}: {len(our_steps)} steps in fp32, losses within {loss:.1g}, gradient"
-        f" norms within {norm:.1g}"
+        f"{name} against {reference_name}: {len(our_steps)} steps in fp32, losses within"
+        f" {loss:.1g}, gradient norms within {norm:.1g}"
     )
     if loss <= LOSS and norm <= NORM:
         return Finding("parity", "ok", text)

@@ -73,12 +73,13 @@ class Recipe:
             # replacing the rest.
             return (
                 f"{head}# What {self.base} has is unknown here: its own packages stay, and it gets"
-                f" missing ones.\nFROM {self.base}\n{as_root}COPY {LOCK} {REQUIREMENTS} {PLACE}/\nCOPY"
-                f" wheels {PLACE}/wheels\nRUN python3 -m pip list --disable-pip-version-check"
-                f" --format=freeze >{PLACE}/had.txt \\\n    && PIP_BREAK_SYSTEM_PACKAGES=1 python3"
-                " -m pip install --no-cache-dir \\\n      --disable-pip-version-check --no-index"
-                f" --find-links={PLACE}/wheels \\\n      -c {PLACE}/had.txt -r {PLACE}/{REQUIREMENTS}"
-                f" \\\n    && rm -rf {PLACE}/wheels\n{restore_user}"
+                f" missing ones.\nFROM {self.base}\n{as_root}COPY {LOCK} {REQUIREMENTS}"
+                f" {PLACE}/\nCOPY wheels {PLACE}/wheels\nRUN python3 -m pip list"
+                f" --disable-pip-version-check --format=freeze >{PLACE}/had.txt \\\n    &&"
+                " PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir \\\n     "
+                f" --disable-pip-version-check --no-index --find-links={PLACE}/wheels \\\n      -c"
+                f" {PLACE}/had.txt -r {PLACE}/{REQUIREMENTS} \\\n    && rm -rf"
+                f" {PLACE}/wheels\n{restore_user}"
             )
         install = (
             "RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir"

@@ -123,9 +123,9 @@ def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
             )
         except ecr.exceptions.RepositoryNotFoundException:
             raise LocalError(
-                f"there is no repository {ecr_name.repository} in {ecr_name.account}, {ecr_name.region};"
-                f" `aws ecr create-repository --repository-name {ecr_name.repository} --region"
-                f" {ecr_name.region}` makes it"
+                f"there is no repository {ecr_name.repository} in {ecr_name.account},"
+                f" {ecr_name.region}; `aws ecr create-repository --repository-name"
+                f" {ecr_name.repository} --region {ecr_name.region}` makes it"
             ) from None
     with explain_docker_errors(f"pushing {name}"):
         image.tag(repository, tag)

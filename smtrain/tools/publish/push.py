@@ -91,8 +91,8 @@ def push(
     size = sum(path.stat().st_size for path in files.values())
     if remote_files and not update and (foreign_file := _foreign_file(remote_files, files)):
         raise JobError(
-            f"{repository} holds another model ({foreign_file}); give another name, or add to it with"
-            " --update (update=True)"
+            f"{repository} holds another model ({foreign_file}); give another name, or add to it"
+            " with --update (update=True)"
         )
     visible = "private" if private else "public"
     verb = "would push" if dry_run else "pushing"
@@ -126,7 +126,8 @@ def push(
         )
     except Exception as error:  # its own, httpx's and the disk's have no common class
         raise JobError(
-            f"{_explain_hub_error(error, api.endpoint, repository)}; the same command resumes from there"
+            f"{_explain_hub_error(error, api.endpoint, repository)}; the same command resumes from"
+            " there"
         ) from None
     address = f"{api.endpoint}/{repository}"
     say(f"pushed: {address}")

@@ -44,9 +44,9 @@ def tensor_parallel(
         ]
         remedy = f"take {fits[0]}" if fits else "no instance type that smtrain knows holds it"
         raise JobError(
-            f"{name} takes {bytes_per_device / GIB:.1f} GiB on each of {parts} devices of {instance_type}"
-            f" ({weights / GIB:.1f} GiB of weights, {CONTEXT:,} tokens of context), and vLLM gets"
-            f" {room / GIB:.1f} GiB of each; {remedy}"
+            f"{name} takes {bytes_per_device / GIB:.1f} GiB on each of {parts} devices of"
+            f" {instance_type} ({weights / GIB:.1f} GiB of weights, {CONTEXT:,} tokens of context),"
+            f" and vLLM gets {room / GIB:.1f} GiB of each; {remedy}"
         )
     return parts
 

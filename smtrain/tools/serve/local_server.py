@@ -105,8 +105,8 @@ def serve(
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         name = json.dumps(name_of(server_kind, source, folder))
         answers = (
-            f"{model} answers at http://{authority}/v1 (OpenAI's API, model {name}) by {server_kind};"
-            " Ctrl-C ends it"
+            f"{model} answers at http://{authority}/v1 (OpenAI's API, model {name}) by"
+            f" {server_kind}; Ctrl-C ends it"
         )
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_socket_folder()) as private:
             socket_path = f"{private}/server"

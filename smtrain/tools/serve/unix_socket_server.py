@@ -1,5 +1,5 @@
-"""Run transformers' server on a Unix socket, for which it has no option: `python unix_socket_server.py
-SOCKET serve MODEL`.
+"""Run transformers' server on a Unix socket, for which it has no option: `python
+unix_socket_server.py SOCKET serve MODEL`.
 """
 
 from __future__ import annotations

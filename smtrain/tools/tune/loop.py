@@ -107,8 +107,8 @@ class TrialLoop:
             if spent_dollars + trial_dollars > budget:
                 if not self._said_budget:
                     self.say(
-                        f"no further trial: ${spent_dollars:,.2f} are spent or promised, one more costs"
-                        f" some ${trial_dollars:,.2f}, and the budget is ${budget:,.2f}"
+                        f"no further trial: ${spent_dollars:,.2f} are spent or promised, one more"
+                        f" costs some ${trial_dollars:,.2f}, and the budget is ${budget:,.2f}"
                     )
                 self._said_budget = True
                 return None

@@ -31,8 +31,8 @@ def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
         return _Combinations(grid(axes))
     if not present("optuna"):
         raise ConfigError(
-            f"--over: {missing_module('optuna')}; or name values in place of ranges, which are tried one"
-            " by one",
+            f"--over: {missing_module('optuna')}; or name values in place of ranges, which are"
+            " tried one by one",
             code="package.missing",
         )
     return _Proposals(axes, max_jobs, seed)

@@ -209,15 +209,15 @@ def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
                 config, stage
             ):
                 raise ConfigError(
-                    f"--over: {value_text} changes what stage {stage} makes, which all trials share; "
-                    "tune other keys, and give these a value in the config",
+                    f"--over: {value_text} changes what stage {stage} makes, which all trials"
+                    " share; tune other keys, and give these a value in the config",
                     code="config.combination",
                 )
         changed_keys = set(_differences(keys_of(config, "train"), keys_of(changed_config, "train")))
         if side_effects := sorted(changed_keys - set(values)):
             raise ConfigError(
-                f"--over: {value_text} also changes {', '.join(side_effects)}; tune other keys, and give these"
-                " a value in the config",
+                f"--over: {value_text} also changes {', '.join(side_effects)}; tune other keys, and"
+                " give these a value in the config",
                 code="config.combination",
             )
 

@@ -177,8 +177,8 @@ def _resolve_search(
         range_texts := [str(axis) for axis in axes if axis.is_range]
     ):
         raise ConfigError(
-            f"--over {range_texts[0]}: target {config.target} tries combinations alone; name values,"
-            " with commas between",
+            f"--over {range_texts[0]}: target {config.target} tries combinations alone; name"
+            " values, with commas between",
             code="config.combination",
         )
     try_ends(config, axes)
@@ -240,8 +240,8 @@ def _limits(
             else "not even one would stay below it"
         )
         raise JobError(
-            f"{count} trials cost some ${total:,.2f} (${trial_dollars:,.2f} each, ${shared_dollars:,.2f} once), above"
-            f" the budget of ${budget:,.2f}; {remedy}"
+            f"{count} trials cost some ${total:,.2f} (${trial_dollars:,.2f} each,"
+            f" ${shared_dollars:,.2f} once), above the budget of ${budget:,.2f}; {remedy}"
         )
     return TuningLimits(count, parallel, stops_early, trial_dollars, budget - shared_dollars)
 

@@ -196,9 +196,9 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
         rank = _pattern(config["rank_pattern"], module, config["r"])
         if factor_pair[A].shape[0] != rank * count or factor_pair[B].shape[1] != rank * count:
             raise CheckpointError(
-                f"{location}: the factors of {module[:200]} have rank {factor_pair[A].shape[0] // count}"
-                f" and {factor_pair[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from"
-                " the same adapter"
+                f"{location}: the factors of {module[:200]} have rank"
+                f" {factor_pair[A].shape[0] // count} and {factor_pair[B].shape[1] // count}, and"
+                f" {CONFIG} says {rank}; copy both files from the same adapter"
                 + (
                     ", or name the model that it was trained on, which may have other experts."
                     if experts_matrix
@@ -309,20 +309,21 @@ def _config(location: Place) -> dict[str, Any]:
     peft_config = read_json(location, CONFIG)
     if peft_config.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"{location}/{CONFIG} has peft_type {peft_config.get('peft_type')!r}, and smtrain reads LORA"
-            " only; merge it with peft (model.merge_and_unload().save_pretrained(FOLDER)) and name"
-            " the merged model."
+            f"{location}/{CONFIG} has peft_type {peft_config.get('peft_type')!r}, and smtrain reads"
+            " LORA only; merge it with peft (model.merge_and_unload().save_pretrained(FOLDER)) and"
+            " name the merged model."
         )
     for key, feature in _NOT_PLAIN.items():
         # Any true value counts: peft writes these keys as null or false if unused.
         if peft_config.get(key):
             raise CheckpointError(
-                f"{location}/{CONFIG} has {feature}, which smtrain cannot merge; merge it with peft."
+                f"{location}/{CONFIG} has {feature}, which smtrain cannot merge; merge it with"
+                " peft."
             )
     if peft_config.get("bias", "none") != "none":
         raise CheckpointError(
-            f"{location}/{CONFIG} has trained biases (bias: {peft_config['bias']}), which smtrain cannot"
-            " merge; merge it with peft."
+            f"{location}/{CONFIG} has trained biases (bias: {peft_config['bias']}), which smtrain"
+            " cannot merge; merge it with peft."
         )
     start = peft_config.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
@@ -393,8 +394,8 @@ def _split(location: Place, name: str) -> tuple[str, str]:
             else "no factor of a linear layer"
         )
         raise CheckpointError(
-            f"{location}/{WEIGHTS} holds {name[:200]}, {description}, which smtrain cannot merge; use"
-            " peft."
+            f"{location}/{WEIGHTS} holds {name[:200]}, {description}, which smtrain cannot merge;"
+            " use peft."
         )
     return name.removeprefix(PREFIX).removesuffix(kind), kind
 
@@ -432,8 +433,8 @@ def _fitting(adapter: Adapter, shape: ModelShape) -> Adapter:
         if name not in specs or specs[name].shape != delta_shape:
             has = f"is {list(specs[name].shape)} there" if name in specs else "is not there"
             raise CheckpointError(
-                f"{adapter.location} is of another model: it adapts {name[:200]} {list(delta_shape)},"
-                f" which {has}; name the model that it was trained on.",
+                f"{adapter.location} is of another model: it adapts {name[:200]}"
+                f" {list(delta_shape)}, which {has}; name the model that it was trained on.",
                 code="checkpoint.other_model",
             )
     return adapter

@@ -149,8 +149,8 @@ def other_files_error(target: object, old: list[str]) -> CheckpointError:
     """The error for files that a conversion would replace."""
     remainder = f" and {len(old) - 3} more" if len(old) > 3 else ""
     return CheckpointError(
-        f"{target} holds other files of the same names ({', '.join(old[:3])}{remainder}); name another"
-        " folder, or replace them with --overwrite (overwrite=True)"
+        f"{target} holds other files of the same names ({', '.join(old[:3])}{remainder}); name"
+        " another folder, or replace them with --overwrite (overwrite=True)"
     )
 
 

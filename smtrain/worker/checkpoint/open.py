@@ -289,8 +289,8 @@ def _verified_config(location: Place) -> dict[str, Any]:
     if not matches_manifest(location, "config.json", entry):
         raise CheckpointError(
             f"{location}/config.json differs from the one written with the weights, and it gives"
-            " the end of the vocabulary; convert the model again, or name the folder of the right one"
-            " with --config (config=).",
+            " the end of the vocabulary; convert the model again, or name the folder of the right"
+            " one with --config (config=).",
             code="checkpoint.damaged",
         )
     return text_part(read_config(location))

@@ -94,8 +94,8 @@ def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> di
         # wrong one.
         if (twin := first.setdefault(plain_name, stored_name)) != stored_name:
             raise CheckpointError(
-                f"{location} holds {plain_name[:200]} twice, as {twin[:200]} and as {stored_name[:200]}; save"
-                " the model with one of the two."
+                f"{location} holds {plain_name[:200]} twice, as {twin[:200]} and as"
+                f" {stored_name[:200]}; save the model with one of the two."
             )
         out[stored_name] = plain_name
     return out
@@ -141,8 +141,8 @@ def not_tensors(content: Any, label: str) -> CheckpointError:
                 f" itself: torch.save(torch.load({label!r})[{nests[0]!r}], {label!r})."
             )
         return CheckpointError(
-            f"{label} holds {', '.join(other_keys[:5]) or 'nothing'} and not only named tensors; save"
-            " the tensors by themselves: torch.save(model.state_dict(), FILE)."
+            f"{label} holds {', '.join(other_keys[:5]) or 'nothing'} and not only named tensors;"
+            " save the tensors by themselves: torch.save(model.state_dict(), FILE)."
         )
     kind = "single tensor" if isinstance(content, Slab) else type(content).__name__
     return CheckpointError(
@@ -248,8 +248,8 @@ def unknown_tensor_error(
             other_name.endswith("o_proj.bias") for other_name in names
         ):
             return CheckpointError(
-                f"{location} holds {short_name}, and llama models have biases in all of attention or"
-                " none: these are a qwen2 model's; set model_type: qwen2 in config.json.",
+                f"{location} holds {short_name}, and llama models have biases in all of attention"
+                " or none: these are a qwen2 model's; set model_type: qwen2 in config.json.",
                 code="checkpoint.other_model",
             )
         return CheckpointError(
@@ -259,8 +259,8 @@ def unknown_tensor_error(
         )
     if name.endswith(".bias") and ".mlp." in name and shape.rules.mlp_bias == "key":
         return CheckpointError(
-            f"{location} holds {short_name}, and its config.json says mlp_bias: false; set mlp_bias:"
-            " true there.",
+            f"{location} holds {short_name}, and its config.json says mlp_bias: false; set"
+            " mlp_bias: true there.",
             code="checkpoint.other_model",
         )
     if re.search(r"(?:^|\.)(?:score|classifier|v_head|value_head|reward_head|qa_outputs)\.", name):
@@ -270,9 +270,9 @@ def unknown_tensor_error(
             " save_pretrained)."
         )
     return CheckpointError(
-        f"{location} holds {short_name}, which is no parameter of {with_article(shape.family)} model as"
-        " its config.json describes it; take the config.json that was saved with these weights, or"
-        " save the model without this tensor.",
+        f"{location} holds {short_name}, which is no parameter of {with_article(shape.family)}"
+        " model as its config.json describes it; take the config.json that was saved with these"
+        " weights, or save the model without this tensor.",
         code="checkpoint.other_model",
     )
 
@@ -292,7 +292,10 @@ def wrong_shape(
     name: str, slab: Slab, expected_shape: tuple[int, ...], shape: ModelShape, location: object
 ) -> CheckpointError:
     """The error for a parameter of another shape than config.json asks for."""
-    text = f"{location}: {name} has shape {list(slab.shape)}, and config.json asks for {list(expected_shape)}"
+    text = (
+        f"{location}: {name} has shape {list(slab.shape)}, and config.json asks for"
+        f" {list(expected_shape)}"
+    )
     tables = (shape.embed_name, f"{FAMILIES[shape.family].head}.weight")
     if name in tables and len(slab.shape) == 2 and slab.shape[1] == expected_shape[1]:
         return CheckpointError(

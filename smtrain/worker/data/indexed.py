@@ -190,13 +190,13 @@ class IndexedDataset:
         if len(absent_files) == 2:
             raise DataError(
                 f"{prefix} is not a folder of prepared data and not the name of an indexed dataset,"
-                f" as {folder} holds no {absent_files[0]}; {near_path(prefix)}give what `smtrain data"
-                " prepare` wrote, or the path of a .bin and an .idx without their endings."
+                f" as {folder} holds no {absent_files[0]}; {near_path(prefix)}give what `smtrain"
+                " data prepare` wrote, or the path of a .bin and an .idx without their endings."
             )
         if absent_files:
             raise DataError(
-                f"{absent_files[0]} is missing in {folder}; an indexed dataset is a .bin and an .idx of"
-                " the same name, so copy it there."
+                f"{absent_files[0]} is missing in {folder}; an indexed dataset is a .bin and an"
+                " .idx of the same name, so copy it there."
             )
         raw = _map(self.idx_path, np.dtype("u1"))
         if len(raw) < _HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:

@@ -18,8 +18,8 @@ class Piece:
     """The documents of one block: ids end to end, a length of each, and the block's bad lines.
 
     Records have a `mask` of the tokens to learn; a pair of answers is two documents in a row,
-    chosen and rejected. The options decide whether there are `hashes` (for duplicates), `band_keys` (a
-    row of bands per document) and `sides` (TRAIN, HELD or TEST of each document).
+    chosen and rejected. The options decide whether there are `hashes` (for duplicates), `band_keys`
+    (a row of bands per document) and `sides` (TRAIN, HELD or TEST of each document).
     """
 
     block: Block

@@ -138,8 +138,8 @@ def _no_task(name: str, task_names: Iterable[str]) -> ConfigError:
 
 
 def refuse_unreachable(request: EvaluationRequest) -> None:
-    """Raise as `can_reach_hub` does unless the folder of data has all tasks; faults of the folder are
-    reported later.
+    """Raise as `can_reach_hub` does unless the folder of data has all tasks; faults of the folder
+    are reported later.
     """
     folder = request.data
     if folder is None or (

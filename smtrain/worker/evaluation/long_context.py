@@ -380,8 +380,8 @@ def _loss_by_position(
         max_length = len(reader.tokens(longest)) - 1 + len(reader.begin)
         or_shorter = f", or evaluate.lengths up to {max_length}" if max_length >= 64 else ""
         raise DataError(
-            f"evaluate.text: no document of {request.text} has the {token_count} tokens that {POSITIONS}"
-            f" needs; give longer documents{or_shorter}."
+            f"evaluate.text: no document of {request.text} has the {token_count} tokens that"
+            f" {POSITIONS} needs; give longer documents{or_shorter}."
         )
     _add(
         result, POSITIONS, "loss", "none", [math.fsum(row) / len(row) for row in rows], higher=False

@@ -131,8 +131,8 @@ def _parquet_rows(path: Path, subject: str, ignored_text: IgnoredText) -> Iterat
     ]
     if absent_columns:
         raise DataError(
-            f"{path} has no column {absent_columns[0]}, only {', '.join(table.column_names)}; give MMLU's"
-            " own."
+            f"{path} has no column {absent_columns[0]}, only {', '.join(table.column_names)}; give"
+            " MMLU's own."
         )
     ignored_text.count(
         count_ignored_columns(

@@ -39,9 +39,9 @@ def write_tasks(
 ) -> list[str]:
     """Write the questions and tasks of the benchmarks that these names belong to below `work`.
 
-    Returns the names of the tasks and groups, [] without any in the folder. `ignored_text` counts fields
-    and files that no task uses. Raises `DataError` for a file that differs from the benchmark's own
-    in form.
+    Returns the names of the tasks and groups, [] without any in the folder. `ignored_text` counts
+    fields and files that no task uses. Raises `DataError` for a file that differs from the
+    benchmark's own in form.
     """
     benchmarks = benchmarks_in(folder)
     task_names: list[str] = []

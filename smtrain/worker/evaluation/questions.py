@@ -31,8 +31,8 @@ def questions_in(
 ) -> list[Record]:
     """The records of one split of a part, as the harness's tasks name the fields.
 
-    `ignored_text` counts the fields that no task uses. Raises `DataError` for a file that differs from
-    the benchmark's own in form.
+    `ignored_text` counts the fields that no task uses. Raises `DataError` for a file that differs
+    from the benchmark's own in form.
     """
     refuse_two_copies(name, part, paths)
     records: list[Record] = []

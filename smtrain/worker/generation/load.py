@@ -289,6 +289,6 @@ def not_an_adapter_for(folder: Path, adapter: Path, error: BaseException) -> str
     shapes = "size mismatch" in str(error)
     reason = "its factors have the shapes of another model's" if shapes else first_line(error)
     return (
-        f"{adapter} is not an adapter for the model in {folder} ({reason}); name the model that it was"
-        " trained on"
+        f"{adapter} is not an adapter for the model in {folder} ({reason}); name the model that it"
+        " was trained on"
     )

@@ -71,7 +71,7 @@ def refuse_too_large(
     if free is None or total <= free:
         return
     raise CheckpointError(
-        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {process_bytes / GIB:.1f}"
-        f" GiB for Python and torch), and {free / GIB:.1f} GiB are free here; take a machine with"
-        f" more, or let stage {stage} of a run on AWS answer"
+        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))};"
+        f" {process_bytes / GIB:.1f} GiB for Python and torch), and {free / GIB:.1f} GiB are free"
+        f" here; take a machine with more, or let stage {stage} of a run on AWS answer"
     )

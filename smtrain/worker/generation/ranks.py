@@ -322,7 +322,10 @@ class RankProcesses:
                     else f"ended with status {status}"
                 )
                 words = self._said[rank - 1].read_text("utf-8", "replace").strip().splitlines()
-                return f"process {rank} of the model {ending}{f' ({words[-1][:200]})' if words else ''}"
+                return (
+                    f"process {rank} of the model"
+                    f" {ending}{f' ({words[-1][:200]})' if words else ''}"
+                )
         return None
 
     def reason(self) -> str | None:
@@ -415,8 +418,8 @@ def start(path: str, config: dict[str, Any] | None, processes: int) -> Started:
 def load_divided(
     path: Path, hf_config: dict[str, Any], tokenizer_folder: Path, processes: int
 ) -> tuple[LoadedModel, str]:
-    """Load the weights of a folder over `processes`, and the tokenizer of `tokenizer_folder`; returns also the
-    mesh in words.
+    """Load the weights of a folder over `processes`, and the tokenizer of `tokenizer_folder`;
+    returns also the mesh in words.
 
     Raises `CheckpointError` as `start` does, and if the tokenizer is missing.
     """
@@ -436,13 +439,16 @@ def load_divided(
         f"{mesh.ranks} processes, tp {mesh.tp} x pp {mesh.pp}" if mesh.ranks > 1 else "one process"
     )
     has_learned_positions = normalise(hf_config).rope is None
-    return LoadedModel(
-        path,
-        rank_group.driver,
-        tokenizer,
-        has_learned_positions=has_learned_positions,
-        close=rank_group.close,
-    ), words
+    return (
+        LoadedModel(
+            path,
+            rank_group.driver,
+            tokenizer,
+            has_learned_positions=has_learned_positions,
+            close=rank_group.close,
+        ),
+        words,
+    )
 
 
 def usual_processes(hf_config: dict[str, Any], need: float) -> int:

@@ -66,8 +66,8 @@ class BaseWeights:
                 if first_crc != crc:
                     raise CheckpointError(
                         "the weights that the run begins from are not the same everywhere: ranks"
-                        f" {first_rank} and {rank} read different bytes of {name}; start the job again to"
-                        " read them again"
+                        f" {first_rank} and {rank} read different bytes of {name}; start the job"
+                        " again to read them again"
                     )
         crcs = {name: crc for name, (crc, _) in first.items()}
         if dist.get_rank() == 0 and not set(crcs) <= set(self._known_crcs):

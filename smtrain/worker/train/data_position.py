@@ -150,9 +150,9 @@ class Position:
         )
         if saved_rope != own_rope:
             raise CheckpointError(
-                f"model.rope: {name} of this run was trained with {_rope_words(saved_rope)}, and the"
-                f" config asks for {_rope_words(own_rope)}, for which its weights are not made; restore"
-                " the former value, or give the run another name to start over",
+                f"model.rope: {name} of this run was trained with {_rope_words(saved_rope)}, and"
+                f" the config asks for {_rope_words(own_rope)}, for which its weights are not made;"
+                " restore the former value, or give the run another name to start over",
                 code="checkpoint.other_model",
             )
         if reason := difference(state.get("model") or {}, self.model):
@@ -342,7 +342,10 @@ def difference(saved_identity: Mapping[str, Any], own_identity: Mapping[str, Any
         and saved_identity["weights"] != own_identity["weights"]
     ):
         if "scratch" in (saved_identity["weights"], own_identity["weights"]):
-            return f"model.init was {'scratch' if saved_identity['weights'] == 'scratch' else 'weights'} there"
+            return (
+                "model.init was"
+                f" {'scratch' if saved_identity['weights'] == 'scratch' else 'weights'} there"
+            )
         return "the base weights differ"
     return None
 

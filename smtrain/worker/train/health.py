@@ -182,8 +182,9 @@ class RoutingWatch:
         )
         return [
             f"{WARNING}{step} the router of {layers_text} (of the layers with experts) has sent"
-            f" {COLLAPSE_SHARE:.0%} of its choices to {routing.experts_per_token} of {len(routing.loads[0])}"
-            f" experts for {HISTORY} steps: all other experts learn nothing; {self._remedy}"
+            f" {COLLAPSE_SHARE:.0%} of its choices to {routing.experts_per_token} of"
+            f" {len(routing.loads[0])} experts for {HISTORY} steps: all other experts learn"
+            f" nothing; {self._remedy}"
         ]
 
 
@@ -216,10 +217,10 @@ class PairWatch:
         )
         if self._has_reference and self._still_steps == STILL_STEPS:
             raise SmtrainError(
-                f"train.lr: the rewards of all pairs are still exactly 0 after {STILL_STEPS} steps, at"
-                f" step {step}, so the loss stays at its first value (ln 2 = 0.6931 for sigmoid):"
-                f" steps of this size change nothing in {self._precision}; raise the learning rate,"
-                " or look whether chosen and rejected are the same text"
+                f"train.lr: the rewards of all pairs are still exactly 0 after {STILL_STEPS} steps,"
+                f" at step {step}, so the loss stays at its first value (ln 2 = 0.6931 for"
+                f" sigmoid): steps of this size change nothing in {self._precision}; raise the"
+                " learning rate, or look whether chosen and rejected are the same text"
             )
         if self._checked > 1:  # the first step's model is the reference
             self._right += pairs.accuracy == 1
@@ -263,8 +264,9 @@ class PairWatch:
             yield (
                 "stuck",
                 (
-                    f"the margin has been below {MIN_MARGIN:g} for {HISTORY} steps, so the loss stays"
-                    " at its first value (ln 2 for sigmoid): nothing is learned; raise train.lr"
+                    f"the margin has been below {MIN_MARGIN:g} for {HISTORY} steps, so the loss"
+                    " stays at its first value (ln 2 for sigmoid): nothing is learned; raise"
+                    " train.lr"
                 ),
             )
         chosen_reward = sum(metrics.chosen_reward for metrics in self._steps) / HISTORY
@@ -274,8 +276,9 @@ class PairWatch:
                 "falling",
                 (
                     "both answers have become less likely than the reference finds them (rewards"
-                    f" {chosen_reward:.3g} and {rejected_reward:.3g}), so the model moves to texts that are in no"
-                    " pair; lower train.lr, raise train.dpo.beta, or set train.dpo.sft_weight: 1"
+                    f" {chosen_reward:.3g} and {rejected_reward:.3g}), so the model moves to texts"
+                    " that are in no pair; lower train.lr, raise train.dpo.beta, or set"
+                    " train.dpo.sft_weight: 1"
                 ),
             )
 

@@ -285,7 +285,8 @@ class Trainer:
         self._prune()
         self.stall.beat(f"saving step {saved_step}")
         self._say(
-            f"checkpoint of step {saved_step} saved in {time.perf_counter() - self._save_began:.1f} s"
+            f"checkpoint of step {saved_step} saved in"
+            f" {time.perf_counter() - self._save_began:.1f} s"
         )
 
     def _prune(self, wait: bool = False) -> None:

@@ -44,7 +44,10 @@ def memory_sentence(error: BaseException, config: JobConfig) -> str | None:
         free_text = "nothing says how much was free"
         if not of_device and free_here is not None:
             free_text = f"{free_here / GIB:.2f} GiB were free on the host"
-    return f"out of memory: {request_text}, and {free_text}; {_advice(config, of_device or device is not None)}"
+    return (
+        f"out of memory: {request_text}, and {free_text};"
+        f" {_advice(config, of_device or device is not None)}"
+    )
 
 
 def _gib(number: str, unit: str) -> str:

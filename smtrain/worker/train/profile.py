@@ -83,8 +83,8 @@ class StepProfiler:
         needed_steps = self.options.skip + 2 * self.options.steps
         if self._step_count < needed_steps and self.rank == 0:
             self.say(
-                f"train.profile: the run ended after {self._step_count} of the {needed_steps} steps that it"
-                " takes; no profile"
+                f"train.profile: the run ended after {self._step_count} of the {needed_steps} steps"
+                " that it takes; no profile"
             )
 
     @contextmanager

@@ -194,9 +194,9 @@ class Resume:
             following = self._choice.checkpoints[at + 1 : at + 2]
             if dist.get_rank() == 0 and following:
                 log_line(
-                    f"passing over checkpoint {checkpoint.name}, which is damaged: {fault}; resuming"
-                    f" from {following[0].name}, {checkpoint.step - following[0].step} steps are trained"
-                    " again (`--from-step N`, checkpoint.step, chooses another)"
+                    f"passing over checkpoint {checkpoint.name}, which is damaged: {fault};"
+                    f" resuming from {following[0].name}, {checkpoint.step - following[0].step}"
+                    " steps are trained again (`--from-step N`, checkpoint.step, chooses another)"
                 )
         if damaged_texts:
             raise CheckpointError(
@@ -222,8 +222,8 @@ class Resume:
             self._doubtful = set()
         elif dist.get_rank() == 0:
             log_line(
-                f"checkpoint {checkpoint.name} is damaged: {fault}; training, which does not read that"
-                " file, continues, and older checkpoints are kept until newer ones are whole."
+                f"checkpoint {checkpoint.name} is damaged: {fault}; training, which does not read"
+                " that file, continues, and older checkpoints are kept until newer ones are whole."
                 " Export and generate from a later one"
             )
         return self._doubtful
@@ -287,8 +287,8 @@ class Resume:
         if dist.get_rank() == 0:
             gigabytes = verification.bytes / 1e9
             log_line(
-                f"checkpoint {checkpoint.name} is what was written: rank 0 checked {gigabytes:.3g} GB,"
-                f" loaded in {loading:.1f} s and waited {self.waited:.1f} s"
+                f"checkpoint {checkpoint.name} is what was written: rank 0 checked {gigabytes:.3g}"
+                f" GB, loaded in {loading:.1f} s and waited {self.waited:.1f} s"
             )
 
 
@@ -320,8 +320,9 @@ def check_engine(lineage: Lineage, engine: str, adapter: bool) -> None:
             if reason := _other_adapter(path, adapter, other_engine):
                 raise CheckpointError(f"{path.name} of this run {reason}")
             raise CheckpointError(
-                f"train.engine: {path.name} of this run was written by engine {other_engine}; set that, or"
-                f" start another run from its weights (`smtrain convert`) with engine {engine}"
+                f"train.engine: {path.name} of this run was written by engine {other_engine}; set"
+                " that, or start another run from its weights (`smtrain convert`) with engine"
+                f" {engine}"
             )
 
 

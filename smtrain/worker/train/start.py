@@ -185,8 +185,8 @@ def _choose(
     if choice.checkpoints and not config.checkpoint.resume:
         raise CheckpointError(
             "checkpoint.resume: is false, but the run has checkpoints up to"
-            f" {choice.checkpoints[0].name}; set it to true to resume, or give the run another name to"
-            " start over"
+            f" {choice.checkpoints[0].name}; set it to true to resume, or give the run another name"
+            " to start over"
         )
     return choice
 

@@ -231,7 +231,8 @@ class SampleAnswers:
                     text if len(text) <= _MAX_QUESTION_CHARS else f"…{text[-_MAX_QUESTION_CHARS:]}"
                 )
                 log_line(
-                    f"answer after step {step}: {question_text} -> {answer_text} (the data says {reference_text})"
+                    f"answer after step {step}: {question_text} -> {answer_text} (the data says"
+                    f" {reference_text})"
                 )
 
     def _text(self, ids: list[int]) -> str:

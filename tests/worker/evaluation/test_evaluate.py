@@ -744,8 +744,9 @@ def test_a_task_that_the_harness_never_heard_of_is_refused_before_it_is_imported
         "import sys\nfrom smtrain.worker.evaluation.harness import EvaluationRequest\nfrom"
         " smtrain.worker.evaluation.harness import"
         " refuse_unknown_tasks\nrefuse_unknown_tasks(EvaluationRequest(('hellaswag', 'mmlu_*',"
-        " 'gsm8k')))\ntry:\n    refuse_unknown_tasks(EvaluationRequest(('helaswag',)))\nexcept Exception"
-        " as error:\n    print(error)\nassert not {'lm_eval', 'torch'} & sys.modules.keys()\n"
+        " 'gsm8k')))\ntry:\n    refuse_unknown_tasks(EvaluationRequest(('helaswag',)))\nexcept"
+        " Exception as error:\n    print(error)\nassert not {'lm_eval', 'torch'} &"
+        " sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "tasks: there is no task 'helaswag'; did you mean hellaswag?\n"

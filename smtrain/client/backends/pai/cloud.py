@@ -54,8 +54,8 @@ class Cloud:
         sdk_request = models.CreateJobRequest().from_map(dict(request))
         if unknown_keys := sorted(_keys(request) - _keys(sdk_request.to_map())):
             raise CloudError(
-                f"the installed alibabacloud-pai-dlc20201203 does not know {', '.join(unknown_keys)} of"
-                " CreateJob; update it"
+                "the installed alibabacloud-pai-dlc20201203 does not know"
+                f" {', '.join(unknown_keys)} of CreateJob; update it"
             )
         return str(self._ask("create_job", sdk_request)["JobId"])
 

@@ -138,8 +138,8 @@ class Clients:
                 ) from None
             refusal = why_refused(error, "allow yourself iam:GetRole")
             raise ConfigError(
-                f"compute.role: IAM did not return the ARN of the role {role!r}: {refusal}, or give the"
-                " role's ARN",
+                f"compute.role: IAM did not return the ARN of the role {role!r}: {refusal}, or give"
+                " the role's ARN",
                 code=refusal.code,
             ) from None
 

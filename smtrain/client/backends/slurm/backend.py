@@ -201,8 +201,8 @@ class SlurmBackend:
                 )
             return job
         raise JobError(
-            f"{name}: no such job below {self.shared_folder} ({self.head.name}); `smtrain list --target"
-            " slurm`",
+            f"{name}: no such job below {self.shared_folder} ({self.head.name}); `smtrain list"
+            " --target slurm`",
             code="job.not_found",
         )
 
@@ -286,8 +286,8 @@ class SlurmBackend:
             )
             if not folder:
                 raise JobError(
-                    f"{name}: no such job below {self.shared_folder} ({self.head.name}); `smtrain list"
-                    " --target slurm`",
+                    f"{name}: no such job below {self.shared_folder} ({self.head.name}); `smtrain"
+                    " list --target slurm`",
                     code="job.not_found",
                 )
             self._folders[name] = folder.decode()

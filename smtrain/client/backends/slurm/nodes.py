@@ -237,8 +237,8 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         yield Finding(
             "nodes",
             "warning",
-            f"{_join_names([n.name for n in other_nodes])}: {' and '.join(kinds)}; the plan is made for"
-            f" {kind}",
+            f"{_join_names([n.name for n in other_nodes])}: {' and '.join(kinds)}; the plan is made"
+            f" for {kind}",
             (
                 f"set compute.instance_type to {kinds[0]}"
                 if len(kinds) == 1 and instance(kinds[0])

@@ -185,7 +185,8 @@ def node_options(stage: str, cluster: Cluster) -> list[str]:
     part = list(options_of(cluster.cpu_sbatch)) if on_cpus(stage) else []
     exports_all = Exported.of(cluster.sbatch).all_variables
     return [
-        f"--export={'ALL' if exports_all else ','.join(exported_variables(cluster))}",  # a launch sends only these
+        # a launch sends only these
+        f"--export={'ALL' if exports_all else ','.join(exported_variables(cluster))}",
         *([] if part else ["--exclusive"]),
         # --exclusive gives a job all CPUs of its nodes, but only the partition's default memory.
         *(

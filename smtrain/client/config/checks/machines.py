@@ -174,7 +174,7 @@ MESH = (
         "train.seq_len parallel.cp parallel.tp parallel.sequence_parallel",
         lambda c: c.parallel.cp > 1 and c.train.seq_len % _parts(c),
         lambda c: (
-            (f"train.seq_len: {c.train.seq_len} cannot be cut over parallel.cp = {c.parallel.cp}")
+            f"train.seq_len: {c.train.seq_len} cannot be cut over parallel.cp = {c.parallel.cp}"
             + (
                 f" and, for parallel.sequence_parallel, tp = {c.parallel.tp}"
                 if c.parallel.sequence_parallel

@@ -273,7 +273,9 @@ def gated_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 def respelled_model(config: JobConfig) -> str | None:
-    """Say how smtrain writes the address in `model.path`, if the config writes it in another way."""
+    """Say how smtrain writes the address in `model.path`, if the config writes it in another
+    way.
+    """
     path, readable = config.model.path, readable_schemes(config.target)
     return (
         None

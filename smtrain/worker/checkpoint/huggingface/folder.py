@@ -379,8 +379,8 @@ def missing_shards_error(
     listing = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
     index_clause = f", which {index} names" if index else ""
     return CheckpointError(
-        f"{location} lacks {len(absent)} of its {of} files of weights ({listing}){index_clause}; copy those"
-        " files into it.",
+        f"{location} lacks {len(absent)} of its {of} files of weights ({listing}){index_clause};"
+        " copy those files into it.",
         code="checkpoint.damaged",
     )
 

@@ -221,8 +221,8 @@ def _lacks(location: Place, key: str, blocks: Mapping[str, list[TensorBlock]]) -
     expert = EXPERT.fullmatch(key)
     if expert is not None and any(name.startswith(f"{expert[1]}.") for name in blocks):
         return CheckpointError(
-            f"{location} lacks expert {expert[2]} ({expert[3]}) of {expert[1]}, which has more; copy the"
-            " files that were left behind, or take an earlier checkpoint.",
+            f"{location} lacks expert {expert[2]} ({expert[3]}) of {expert[1]}, which has more;"
+            " copy the files that were left behind, or take an earlier checkpoint.",
             code="checkpoint.damaged",
         )
     return CheckpointError(

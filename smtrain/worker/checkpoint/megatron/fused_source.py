@@ -41,8 +41,8 @@ class FusedSource(WrappedSource):
         for fused_tensor in self._fused.values():
             if len({self._source.dtype(part) for part in fused_tensor.parts}) > 1:
                 raise CheckpointError(
-                    f"{' and '.join(fused_tensor.parts)} become one tensor and have different types;"
-                    " convert with --dtype."
+                    f"{' and '.join(fused_tensor.parts)} become one tensor and have different"
+                    " types; convert with --dtype."
                 )
 
     def names(self) -> list[str]:

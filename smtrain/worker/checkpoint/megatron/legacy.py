@@ -74,8 +74,8 @@ def iteration(location: Place) -> str | None:
         )
         if folder_name not in folders:
             raise CheckpointError(
-                f"{location}/{TRACKER} says {tracker_text[:50]!r}, and there is no such folder; copy it"
-                " again.",
+                f"{location}/{TRACKER} says {tracker_text[:50]!r}, and there is no such folder;"
+                " copy it again.",
                 code="checkpoint.damaged",
             )
         return folder_name
@@ -252,7 +252,8 @@ def _global_blocks(
                 continue
             if key not in fused_tensors:
                 raise CheckpointError(
-                    f"{location} holds {name[:200]}, which is {names.describe_unknown(name, shape)}."
+                    f"{location} holds {name[:200]}, which is"
+                    f" {names.describe_unknown(name, shape)}."
                 )
             if key == names.EMBEDDING and p > 0:
                 key = names.HEAD  # some versions keep a copy on the last stage of a tied model
@@ -289,8 +290,8 @@ def _blocks(
     )
     if slab.shape != expected_shape:
         raise CheckpointError(
-            f"{location}: {label} is {list(slab.shape)} instead of {list(expected_shape)}; is config.json"
-            " of this model, and the file of each rank there?",
+            f"{location}: {label} is {list(slab.shape)} instead of {list(expected_shape)}; is"
+            " config.json of this model, and the file of each rank there?",
             code="checkpoint.other_model",
         )
     full_spans = tuple((0, n) for n in fused_tensor.shape)

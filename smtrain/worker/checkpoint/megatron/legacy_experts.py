@@ -52,7 +52,8 @@ def by_stage(
         if expert_name is not None or any(len(rank) > 2 for rank in ranks):
             description = expert_name or "files of expert-parallel ranks"
             raise CheckpointError(
-                f"{location} holds {description[:200]}, which is {describe_unknown('.experts.', shape)}.",
+                f"{location} holds {description[:200]}, which is"
+                f" {describe_unknown('.experts.', shape)}.",
                 code="checkpoint.other_model",
             )
         return {
@@ -91,16 +92,16 @@ def _join_ranks(
         or degree > sizes.count // experts_per_rank
     ):
         raise CheckpointError(
-            f"{location} has {max(experts_per_rank, 1)} experts a layer on each of {degree} expert-parallel"
-            f" ranks, config.json {sizes.count}; take this model's.",
+            f"{location} has {max(experts_per_rank, 1)} experts a layer on each of {degree}"
+            f" expert-parallel ranks, config.json {sizes.count}; take this model's.",
             code="checkpoint.other_model",
         )
     if missing_ranks := sorted(
         {*range(sizes.count // experts_per_rank)} - {e for _, _, e in ranks}
     ):
         raise CheckpointError(
-            f"{location} lacks the file of expert-parallel rank {missing_ranks[0]}; copy that rank's file"
-            " into it.",
+            f"{location} lacks the file of expert-parallel rank {missing_ranks[0]}; copy that"
+            " rank's file into it.",
             code="checkpoint.damaged",
         )
     out: dict[tuple[int, int], Chunks] = {}

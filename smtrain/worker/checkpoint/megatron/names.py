@@ -306,8 +306,8 @@ def chunks(
         ]
     if len(stage_layers) != pp or sum(stage_layers) != layers or any(n < 1 for n in stage_layers):
         raise ConfigError(
-            f"the stages {list(stage_layers)} must be {pp} (pp), of at least one layer each, and have the"
-            f" model's {layers} layers together; correct them",
+            f"the stages {list(stage_layers)} must be {pp} (pp), of at least one layer each, and"
+            f" have the model's {layers} layers together; correct them",
             code="config.combination",
         )
     if any(n % vpp for n in stage_layers):

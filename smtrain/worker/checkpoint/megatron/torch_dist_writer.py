@@ -219,7 +219,9 @@ def _states(shape: ModelShape) -> Iterator[str]:
             *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None),
         ):
             # Megatron-core's ShardedObject: key/shard_OFFSET_SHAPE, numbers joined by dots.
-            yield f"{path}.{linear}._extra_state/shard_{_join_numbers(at or (0,))}_{_join_numbers(of or (1,))}"
+            yield (
+                f"{path}.{linear}._extra_state/shard_{_join_numbers(at or (0,))}_{_join_numbers(of or (1,))}"
+            )
         if kind.experts is not None:
             for expert, fc in product(range(kind.experts.count), _LINEARS):
                 shard = f"shard_{_join_numbers((*at, expert))}_{_join_numbers((*of, kind.experts.count))}"

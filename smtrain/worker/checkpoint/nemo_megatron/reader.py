@@ -179,8 +179,8 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
     if not paths or sorted(paths) != list(range(len(paths))):
         first_missing = next((n for n in range(len(paths)) if n not in paths), len(paths))
         raise CheckpointError(
-            f"{location} has no {name} in optim/dp_rank_{first_missing:03d} next to {file}, which would"
-            " hold the master weights; take the weights themselves, without --masters"
+            f"{location} has no {name} in optim/dp_rank_{first_missing:03d} next to {file}, which"
+            " would hold the master weights; take the weights themselves, without --masters"
             " (masters=True)."
         )
     states = [_first(location, paths[rank]) for rank in sorted(paths)]

@@ -154,7 +154,9 @@ class Cleaning:
         return {name: value for name, value in asdict(self).items() if value or name not in later}
 
     def apply(self, texts: Any) -> tuple[Any, int]:
-        """The repaired texts (large_string) that are long enough, and the number of dropped ones."""
+        """The repaired texts (large_string) that are long enough, and the number of dropped
+        ones.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -152,7 +152,9 @@ def shingles(text: str, words: int) -> list[str]:
 
 
 class SeenSignatures:
-    """The bands of the first `near_duplicates.documents` documents, in a table that grows with them."""
+    """The bands of the first `near_duplicates.documents` documents, in a table that grows with
+    them.
+    """
 
     def __init__(self, near_duplicates: NearDuplicates) -> None:
         self._near, self.bands = near_duplicates, near_duplicates.shape[0]

@@ -71,7 +71,8 @@ class LanguageJudge:
         )
         if unknown_codes := [code for code in languages.codes if code not in codes]:
             raise DataError(
-                f"data.language.keep: {file.name} has no {unknown_codes[0]!r}; {hint(unknown_codes[0], codes)}."
+                f"data.language.keep: {file.name} has no {unknown_codes[0]!r};"
+                f" {hint(unknown_codes[0], codes)}."
             )
 
     def unwanted_language(self, text: str) -> str | None:

@@ -95,7 +95,8 @@ def finder_of(
     format: Format = "auto",
     encoding: str | None = None,
 ) -> OverlapFinder:
-    """The texts of several sources; `ignored_text` counts text of their records outside the comparison.
+    """The texts of several sources; `ignored_text` counts text of their records outside the
+    comparison.
 
     Raises DataError if one cannot be read, as its text would stay in what is trained on unnoticed,
     or if all are too short to compare.

@@ -181,6 +181,6 @@ def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size
     largest = max(manifest.vocab_size - 1, -1 if end is None else end)
     if largest >= vocab_size or (model_vocab_size is not None and model_vocab_size != vocab_size):
         raise DataError(
-            f"{folder} was prepared for a vocabulary of {max(model_vocab_size or 0, largest + 1)} and the"
-            f" model has {vocab_size}; prepare it again with this model's tokenizer."
+            f"{folder} was prepared for a vocabulary of {max(model_vocab_size or 0, largest + 1)}"
+            f" and the model has {vocab_size}; prepare it again with this model's tokenizer."
         )

@@ -146,5 +146,6 @@ def check_size(path: Path, expected_bytes: int) -> None:
         raise unreadable_error(path, error, "prepare the data again") from error
     if size != expected_bytes:
         raise DataError(
-            f"{path} has {size} bytes and its manifest says {expected_bytes}; prepare the data again."
+            f"{path} has {size} bytes and its manifest says {expected_bytes}; prepare the data"
+            " again."
         )

@@ -515,7 +515,8 @@ def _written_together(targets: Sequence[Path], overwrite: bool) -> Iterator[None
                     _partial(target, end).unlink(missing_ok=True)
             raise
         for target in targets:
-            # The old index goes first, the new one comes last: no index is ever next to other tokens.
+            # The old index goes first, the new one comes last: no index is ever next to other
+            # tokens.
             for end in reversed(_ENDS):
                 target.with_name(target.name + end).unlink(missing_ok=True)
         for target in targets:

@@ -71,8 +71,9 @@ def prepare(
     if near_duplicates := options.cleaning.near:
         bands, rows = near_duplicates.shape
         say(
-            f"prepare: near duplicates by {bands} bands of {rows}: at most {near_duplicates.bytes_a_document}"
-            f" bytes of memory a document, for the first {near_duplicates.documents:,}"
+            f"prepare: near duplicates by {bands} bands of {rows}: at most"
+            f" {near_duplicates.bytes_a_document} bytes of memory a document, for the first"
+            f" {near_duplicates.documents:,}"
         )
     return text_preparation(sources, tokenizer, options, output, commits, say).run(
         output, progress, parts, spread
@@ -160,8 +161,8 @@ class _TextPreparation(Preparation):
         """
         if ignored_sentence := ignored_text_sentence(tally.findings.unread):
             self.say(
-                f"prepare: {ignored_sentence}; to read a field, name it in data.text_column, such as"
-                " '{title} {text}'"
+                f"prepare: {ignored_sentence}; to read a field, name it in data.text_column, such"
+                " as '{title} {text}'"
             )
         if tally.bad.count and not tally.documents:
             raise DataError(tally.bad.nothing_else(", ".join(self.sources)))
@@ -191,8 +192,8 @@ class _TextPreparation(Preparation):
                 )
                 raise DataError(
                     f"{source} gives {part.tokens} tokens in {part.documents}"
-                    f" documents{holdout_note}{dropped_note}, and one sample needs seq_len + 1 = {seq_len + 1};"
-                    f" {remedy or 'add text or lower train.seq_len'}."
+                    f" documents{holdout_note}{dropped_note}, and one sample needs seq_len + 1 ="
+                    f" {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
                 )
         if held_out and held_out.tokens < 2:
             if not from_sources:

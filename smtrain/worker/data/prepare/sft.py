@@ -198,7 +198,9 @@ class RecordPreparation(Preparation):
 def sample_pieces(
     files: list[SourceFile], shard: TextShard, done_blocks: int, make: RecordMaker, count: int
 ) -> Iterator[Piece]:
-    """The samples of every block of a shard but the first `done_blocks`, in the order of the text."""
+    """The samples of every block of a shard but the first `done_blocks`, in the order of the
+    text.
+    """
     shard_blocks = (
         block
         for number, s in shard.spans

@@ -188,7 +188,8 @@ def _configuration(dataset: HubName) -> dict[str, str | None]:
         folder_names = f"{', '.join(folders[:12])}{', ...' if len(folders) > 12 else ''}"
         path = replace(dataset, config=folders[0]).parquet_copy
         raise DataError(
-            f"{dataset.uri}: names no configuration, and there are {folder_names}; name one, as in {path}"
+            f"{dataset.uri}: names no configuration, and there are {folder_names}; name one, as in"
+            f" {path}"
         )
     return {"data_dir": folders[0]} if folders else {}
 
@@ -378,8 +379,8 @@ def ask_hub(
 ) -> _ANSWER:
     """Ask the hub; retry while it is busy, limits the rate or cannot be reached.
 
-    Raises the DataError that `refusal_error` makes if it refuses, StorageError if it does not answer
-    for minutes, or has never answered and cannot be reached for some seconds.
+    Raises the DataError that `refusal_error` makes if it refuses, StorageError if it does not
+    answer for minutes, or has never answered and cannot be reached for some seconds.
     """
     failures, began = 0, time.monotonic()
 

@@ -68,8 +68,8 @@ class BadLines:
         max_bad: int,
         extra_count: int = 0,
     ) -> None:
-        """Add those of a block of file number `file`, which has so many lines, and `extra_count` without
-        their places.
+        """Add those of a block of file number `file`, which has so many lines, and `extra_count`
+        without their places.
 
         Raises DataError beyond `max_bad`.
         """

@@ -114,10 +114,10 @@ def find_files(
     """The files of a source that `format` reads, sorted by name, without those under `exclude`.
 
     `auto` decides by the ending. In a folder or prefix a format reads its own endings, `text` every
-    file; a file named directly is read in the given format, whatever its ending. `commits`
-    maps hf:// paths to the commits to read. `say` receives which files are not read, and why.
-    `file_list` are the objects of an s3:// source, if the caller has listed them. Raises DataError if
-    there is nothing to read.
+    file; a file named directly is read in the given format, whatever its ending. `commits` maps
+    hf:// paths to the commits to read. `say` receives which files are not read, and why.
+    `file_list` are the objects of an s3:// source, if the caller has listed them. Raises DataError
+    if there is nothing to read.
     """
     files = _find(source, format, exclude, say, commits or {}, file_list)
     if not encoding:

@@ -95,7 +95,8 @@ def _refuse_another_kind(file: SourceFile, head: bytes) -> None:
         else correct_name.rpartition(".")[2]
     )
     raise DataError(
-        f"{file.path} holds {actual_kind} and not {file.kind}, by its first bytes; rename it to {correct_name}."
+        f"{file.path} holds {actual_kind} and not {file.kind}, by its first bytes; rename it to"
+        f" {correct_name}."
     )
 
 

@@ -178,8 +178,8 @@ def _check_column(
     if names.count(text_column) != 1:
         column_fault = "no column" if text_column not in names else "more than one column"
         raise DataError(
-            f"{file.path} has {column_fault} {text_column!r} but {', '.join(names)}; set data.text_column"
-            " to one of them."
+            f"{file.path} has {column_fault} {text_column!r} but {', '.join(names)}; set"
+            " data.text_column to one of them."
         )
     kind = schema.field(text_column).type
     if payload_kind == "text" and not _is_text(

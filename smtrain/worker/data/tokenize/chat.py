@@ -184,8 +184,8 @@ class ChatTemplate:
                     for i, m in enumerate(c.messages)
                 ]
                 yield (
-                    f"{'parts of ' if self._writes(c, replace(c, messages=changed_messages)) else ''}turns of"
-                    f" the role {role}"
+                    f"{'parts of ' if self._writes(c, replace(c, messages=changed_messages)) else ''}turns"
+                    f" of the role {role}"
                 )
         for name in dict.fromkeys(text.field for text, _ in text_fates if text.field != "content"):
             extent = self._lost_field(

@@ -30,9 +30,9 @@ _LISTS = ("messages", "conversations")
 class Dialogue:
     """Messages {role, content} that end in an answer, and the tools that a template may list.
 
-    `options` are further values for the template, each with its field of the record. `skipped_turns` are
-    indices of turns that are not learned. `read` names the fields of the record that are used,
-    `column` the field of the turns; `ignored_text` counts unused text of the turns.
+    `options` are further values for the template, each with its field of the record.
+    `skipped_turns` are indices of turns that are not learned. `read` names the fields of the record
+    that are used, `column` the field of the turns; `ignored_text` counts unused text of the turns.
     """
 
     messages: list[dict[str, Any]]

@@ -38,7 +38,8 @@ _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 @dataclass(frozen=True)
 class AdaptedTokenizer:
-    """A tokenizer.json for gigatoken; documents with one of the bytes `missing_bytes` get wrong ids.
+    """A tokenizer.json for gigatoken; documents with one of the bytes `missing_bytes` get wrong
+    ids.
 
     With `digits` its text must be split before and after every digit. Unless `is_comparable`, its
     normalizer may give other ids that are not known.
@@ -172,8 +173,8 @@ def find_bytes(content: NDArray[np.uint8], searched_bytes: bytes) -> NDArray[np.
 class Differences:
     """Finds documents that get other ids from gigatoken than from `tokenizers`.
 
-    `extra_characters` are further characters, as ranges of code points; `missing_bytes` are bytes that gigatoken
-    gets wrong.
+    `extra_characters` are further characters, as ranges of code points; `missing_bytes` are bytes
+    that gigatoken gets wrong.
     """
 
     def __init__(self, extra_characters: str = "", missing_bytes: bytes = b"") -> None:

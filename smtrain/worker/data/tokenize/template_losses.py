@@ -129,8 +129,8 @@ class Places:
         return None
 
     def _take_answer(self, text: str, can_start_in_prompt: bool) -> bool:
-        """Find a text in an answer; `can_start_in_prompt`: its beginning may stand in the prompt, such as an
-        opened <think>.
+        """Find a text in an answer; `can_start_in_prompt`: its beginning may stand in the prompt,
+        such as an opened <think>.
         """
         for i, (prefix, answer) in enumerate(self._answers):
             at = answer.find(text)
@@ -209,8 +209,8 @@ def unwritten_in(value: Any, texts: Sequence[str]) -> bool:
 
 
 def _strings(value: Any, has_named_keys: bool = False) -> Iterator[str]:
-    """The strings of JSON schemas and documents, except types and formats; `has_named_keys`: the keys are
-    names too.
+    """The strings of JSON schemas and documents, except types and formats; `has_named_keys`: the
+    keys are names too.
     """
     if isinstance(value, str):
         yield value

@@ -169,8 +169,8 @@ class AttentionContext:
         ]
 
     def _documents(self, positions: torch.Tensor) -> dict[int | None, Any]:
-        """`DocumentBounds`, or `ContextParallelRows` with them, for each window, by positions [B, S]
-        on the host.
+        """`DocumentBounds`, or `ContextParallelRows` with them, for each window, by positions [B,
+        S] on the host.
         """
         mesh, windows = self._mesh, {*self._windows}
         if mesh.cp > 1:

@@ -60,8 +60,8 @@ class GradientSums:
         gradients: Gradients,
         late_names: Collection[str],
     ) -> None:
-        """`late_names` are those of parameters whose gradients change once more between the backward
-        pass and `finish`.
+        """`late_names` are those of parameters whose gradients change once more between the
+        backward pass and `finish`.
         """
         grad = gradients.flat
         self._replicas, self._grad = replicas, grad

@@ -228,8 +228,8 @@ def _rows(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _rule_inputs(
     net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, head_params: _Heads
 ) -> _Inputs:
-    """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `head_params` are
-    those of the heads in it.
+    """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `head_params`
+    are those of the heads in it.
     """
     activations = ACT2FN[net.activation](qkv)
     times, values = net.num_v_heads // net.num_k_heads, b.shape[2] * net.head_v_dim

@@ -73,8 +73,8 @@ class CachedStage:
     ) -> torch.Tensor | None:
         """Logits after the last token, fp32 [B, vocabulary], on rank 0; None on every other rank.
 
-        `ids` [B, new] follow the tokens in `kv_cache`; `mask` [B, all tokens] is 0 on padding, which
-        begins a row.
+        `ids` [B, new] follow the tokens in `kv_cache`; `mask` [B, all tokens] is 0 on padding,
+        which begins a row.
         """
         stage, mesh = self.stage, self.mesh
         self._memory = kv_cache

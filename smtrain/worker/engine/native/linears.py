@@ -41,8 +41,8 @@ class Sink(Protocol):
 
 
 def add_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, fresh: bool) -> None:
-    """Add `lhs` [N, out], transposed, times `rhs` [N, in] to `total` [out, in], or write it there if
-    `fresh`.
+    """Add `lhs` [N, out], transposed, times `rhs` [N, in] to `total` [out, in], or write it there
+    if `fresh`.
 
     `total` may be fp32 when the factors are in half precision. The product is then not rounded if
     the device can.

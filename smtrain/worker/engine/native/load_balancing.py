@@ -195,8 +195,8 @@ class Balance:
         )
 
     def totals(self, routing: RoutingCounts, earlier_totals: torch.Tensor | None) -> torch.Tensor:
-        """[2, E]: the counts and the sums of all layers up to this stage; `earlier_totals` are those
-        of the stages before.
+        """[2, E]: the counts and the sums of all layers up to this stage; `earlier_totals` are
+        those of the stages before.
         """
         own_totals = torch.stack([routing.counts.sum(0), routing.sums.sum(0)])
         return own_totals if earlier_totals is None else own_totals + earlier_totals

@@ -118,7 +118,8 @@ class CoreAttention(nn.Module):
         scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[3] ** -0.5
         hidden_mask = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         if self.window is not None and length > self.window:
-            # A query sees `window` keys, itself included; keys at a distance of `window` are hidden.
+            # A query sees `window` keys, itself included; keys at a distance of `window` are
+            # hidden.
             hidden_mask = hidden_mask | torch.ones(
                 length, length, dtype=torch.bool, device=q.device
             ).tril(-self.window)

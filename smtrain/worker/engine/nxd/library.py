@@ -26,8 +26,8 @@ def require() -> None:
     ]
     if missing_packages:
         raise ConfigError(
-            f"train.engine: nxd needs {' and '.join(missing_packages)}, which this container lacks; "
-            f"leave compute.image out for the image {image}, which has it",
+            f"train.engine: nxd needs {' and '.join(missing_packages)}, which this container lacks;"
+            f" leave compute.image out for the image {image}, which has it",
             code="package.missing",
         )
     version = metadata.version("transformers")

@@ -128,8 +128,8 @@ def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
             if writer.get(key) != reader[key]
         ]:
             fault = (
-                f"it was written with {', '.join(differences)}, and NxD's optimizer state fits only what"
-                " wrote it; restore that, or start another run from the weights (`smtrain"
+                f"it was written with {', '.join(differences)}, and NxD's optimizer state fits only"
+                " what wrote it; restore that, or start another run from the weights (`smtrain"
                 " convert`)"
             )
     engine.everyone.agree(fault, f"{checkpoint} cannot be loaded")

@@ -1,4 +1,6 @@
-"""neuronx-nemo-megatron's checkpoints, by facts about its source, since it could not be run here."""
+"""neuronx-nemo-megatron's checkpoints, by facts about its source, since it could not be run
+here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every documented field of a record is learned, seen, counted or refused, as docs/record-fields.md says."""
+"""Every documented field of a record is learned, seen, counted or refused, as
+docs/record-fields.md says.
+"""
 
 from __future__ import annotations
 

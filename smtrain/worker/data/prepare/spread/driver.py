@@ -73,10 +73,10 @@ class TaskExecutor(Protocol):
 
     `run` calls `function(*common_arguments, *arguments)` for each item (label, arguments).
 
-    It yields (label, outcome) as tasks end, in any order. `outcome.has_crashed` says that the process
-    of a task died each time it was tried. At most a few items for each core are taken ahead. A
-    `large` task needs disk or memory: a machine runs at most two. One with `threads` can use
-    several cores. `on_wait` is called about once a second.
+    It yields (label, outcome) as tasks end, in any order. `outcome.has_crashed` says that the
+    process of a task died each time it was tried. At most a few items for each core are taken
+    ahead. A `large` task needs disk or memory: a machine runs at most two. One with `threads` can
+    use several cores. `on_wait` is called about once a second.
     """
 
     def run(
@@ -415,9 +415,9 @@ class Driver:
         if len(share_names) > self.spread.max_crashed:
             suffix = f" and {len(share_names) - 1} more" if len(share_names) > 1 else ""
             raise CrashedError(
-                f"{share_names[0]}{suffix} crashed three times, probably for lack of memory or because of a"
-                " defect in a library; all other shares are done. Correct or remove that text, or"
-                f" leave it out with data.max_crashed: {len(share_names)}."
+                f"{share_names[0]}{suffix} crashed three times, probably for lack of memory or"
+                " because of a defect in a library; all other shares are done. Correct or remove"
+                f" that text, or leave it out with data.max_crashed: {len(share_names)}."
             )
 
     def _outputs(self) -> list[OutputPair]:

@@ -337,8 +337,8 @@ def on_cluster(
         end_message.start()
         end_message.join(_ENDS_WITHIN)
         fail(
-            f"{error} It has died {_MAX_RESTARTS} times without finishing a task, probably for lack of"
-            " memory; give the first machine more, and run the same command again to resume."
+            f"{error} It has died {_MAX_RESTARTS} times without finishing a task, probably for lack"
+            " of memory; give the first machine more, and run the same command again to resume."
         )
 
     try:

@@ -261,8 +261,8 @@ class SharedPlace:
         if is_of_store(error):
             reason = f": {explain(error)}"
         return StorageError(
-            f"{self.uri}, which all machines of a preparation share, cannot be used{reason}, and run"
-            " the same command again to resume."
+            f"{self.uri}, which all machines of a preparation share, cannot be used{reason}, and"
+            " run the same command again to resume."
         )
 
 

@@ -77,9 +77,9 @@ class WorkContext:
     """The settings that all tasks of a preparation share.
 
     `work` and `out` name the places of shares and of the dataset's files. `root` is /opt/ml of the
-    driver, whose paths differ from those of other hosts on the local control plane. `heldout_files` are the
-    numbers of files held out whole. `hub` are the sources that every machine has to load by itself,
-    with their commits.
+    driver, whose paths differ from those of other hosts on the local control plane. `heldout_files`
+    are the numbers of files held out whole. `hub` are the sources that every machine has to load by
+    itself, with their commits.
     """
 
     key: str
@@ -108,9 +108,9 @@ class ShareTotals:
     """The shares that are done: documents of each [shares], and the first share of each shard and
     the end [shards + 1].
 
-    The files of later passes have `tag` in their names. `exact_offsets` and `near_offsets` are the offsets [ranges,
-    shards + 1] of each shard in the files of `find_duplicates`, and `survivors` the documents of
-    each shard that are no exact duplicates.
+    The files of later passes have `tag` in their names. `exact_offsets` and `near_offsets` are the
+    offsets [ranges, shards + 1] of each shard in the files of `find_duplicates`, and `survivors`
+    the documents of each shard that are no exact duplicates.
     """
 
     tag: str
@@ -191,8 +191,8 @@ def named_encoder(tokenizer: Path, name: str) -> Encoder:
     text_encoder = fast if fast.name == name else TokenizersEncoder(tokenizer)
     if text_encoder.name != name:
         raise DataError(
-            f"{socket.gethostname()} tokenizes with {fast.name}{f' ({reason})' if reason else ''} and the"
-            f" driver with {name}; install the same packages on both."
+            f"{socket.gethostname()} tokenizes with {fast.name}{f' ({reason})' if reason else ''}"
+            f" and the driver with {name}; install the same packages on both."
         )
     return text_encoder
 
