@@ -168,7 +168,9 @@ def test_nobody_there_is_one_sentence(
     site: ModelScope, fetched: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.close()
-    with pytest.raises(SmtrainError, match=r"cannot be reached \(URLError\); try again"):
+    with pytest.raises(
+        SmtrainError, match=r"cannot be reached \(URLError\); check the network and try again"
+    ):
         fetched("modelscope://org/model")
 
 

@@ -36,7 +36,10 @@ should hear soon.
 """
 SILENT_S = 5
 """Seconds that the first question waits for a connection or an answer."""
-AWAY = "the hub could not be reached; check the network, the proxy and HF_ENDPOINT"
+AWAY = (
+    "the hub could not be reached; check the network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE,"
+    " or give files"
+)
 _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
