@@ -27,7 +27,7 @@ def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
     from smtrain.client.follow.progress import Progress
     from smtrain.client.planner import plan_tag
     from smtrain.core.config.units import spell
-    from smtrain.core.protocol.requests import is_waiting
+    from smtrain.core.protocol.requests import full_status
 
     handle = options.job_named(job, target)
     description, current_time = handle.describe(), datetime.now(timezone.utc)
@@ -36,8 +36,7 @@ def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
     )
     cost = progress.cost(current_time)
     say(f"job:         {handle.name}")
-    state = f"{description['TrainingJobStatus']} ({description['SecondaryStatus']})"
-    say(f"status:      {'Pending' if is_waiting(description) else state}")
+    say(f"status:      {full_status(description)}")
     if cost:
         say(f"machines:    {cost.machines}")
     for change in description.get("SecondaryStatusTransitions", []):

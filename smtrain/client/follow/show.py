@@ -27,7 +27,7 @@ from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.interrupts import interrupts
 from smtrain.core.protocol.log_lines import MACHINE, Line
-from smtrain.core.protocol.requests import display_status, is_waiting
+from smtrain.core.protocol.requests import full_status
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import Say
 
@@ -173,12 +173,8 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
         tell(format_line(line, hosts))
     if silent and (view.host, view.since) == (None, None):
         description = job.describe()
-        status = description["TrainingJobStatus"]
-        suffix = "" if status in FINAL_STATUSES else " yet"
-        state = f"{status} ({description['SecondaryStatus']})"
-        if is_waiting(description):
-            state = display_status(description)
-        text.say(f"{job.name} has written nothing{suffix}: {state}", error=True)
+        suffix = "" if description["TrainingJobStatus"] in FINAL_STATUSES else " yet"
+        text.say(f"{job.name} has written nothing{suffix}: {full_status(description)}", error=True)
 
 
 def _can_redraw() -> bool:

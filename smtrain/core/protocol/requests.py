@@ -51,6 +51,13 @@ def display_status(job: Mapping[str, Any]) -> str:
     return "Pending" if is_waiting(job) else str(job.get("TrainingJobStatus") or "")
 
 
+def full_status(description: Mapping[str, Any]) -> str:
+    """The status of a described job with its secondary status; Pending if it waits."""
+    if is_waiting(description):
+        return display_status(description)
+    return f"{description['TrainingJobStatus']} ({description['SecondaryStatus']})"
+
+
 def machines_of(description: Mapping[str, Any]) -> str:
     """The machines of a job for display: `2 x ml.trn1.32xlarge`, or the name of this machine."""
     if not is_of_here(description):

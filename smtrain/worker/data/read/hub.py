@@ -36,10 +36,7 @@ should hear soon.
 """
 SILENT_S = 5
 """Seconds that the first question waits for a connection or an answer."""
-AWAY = (
-    "the hub could not be reached; check the network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE,"
-    " or give files"
-)
+AWAY = "the hub could not be reached; check the network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE"
 _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -415,7 +412,11 @@ def _timeout() -> float | None:
 
 
 def _away_error(uri: str, error: Exception) -> StorageError | None:
-    return StorageError(f"{uri}: {AWAY} ({first_line(error)}).") if is_away(error) else None
+    return (
+        StorageError(f"{uri}: {AWAY}, or give files ({first_line(error)}).")
+        if is_away(error)
+        else None
+    )
 
 
 def is_away(error: BaseException) -> bool:
