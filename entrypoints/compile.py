@@ -58,7 +58,7 @@ def stage(config: JobConfig, container: Container) -> None:
     result = {
         "total": totals.total,
         "successful": totals.successful,
-        "failed": totals.failed_entries,
+        "failed": totals.failed,
         "cached": cached_count,
         "graphs": len(cache.complete_entries),
         "failures": {path.name: reason(path) for path in cache.failed_entries},
@@ -68,11 +68,11 @@ def stage(config: JobConfig, container: Container) -> None:
         "job": os.environ.get("TRAINING_JOB_NAME", ""),
     }
     print(
-        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed_entries}"
+        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed}"
         f" cached={cached_count} seconds={seconds:.0f}",
         flush=True,
     )
-    if totals.failed_entries or cache.failed_entries or status:
+    if totals.failed or cache.failed_entries or status:
         raise SmtrainError(_failure(totals, cache, status))
     if not cache.complete_entries:
         raise SmtrainError(
@@ -124,7 +124,7 @@ def _failure(totals: Totals, cache: Cache, status: int) -> str:
     names = [f"{path.name}: {reason(path)}" for path in cache.failed_entries]
     failures = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
     return (
-        f"{max(totals.failed_entries, len(names))} of {totals.total} graphs did not compile (status"
+        f"{max(totals.failed, len(names))} of {totals.total} graphs did not compile (status"
         f" {status}), and were not cached; read the compiler's errors above, try smaller pieces"
         " (parallel.pp, parallel.tp, train.seq_len) or another image, and launch stage compile"
         f" again: {failures or 'they left nothing in the cache'}"

@@ -28,7 +28,7 @@ class Totals:
 
     total: int
     successful: int
-    failed_entries: int
+    failed: int
 
 
 class Listener:
