@@ -23,6 +23,7 @@ def stage(config: JobConfig, container: Container) -> None:
         BaseModel(container.channel("model"), config.model.path, weights),
         container.model_dir,
         merge=config.export.merge,
+        merge_base=config.export.merge_base,
         best=config.export.checkpoint == "best",
         title=re.sub(r"-export-[0-9a-f]{8}(-\d+)?$", "", container.job) or "smtrain",
     )

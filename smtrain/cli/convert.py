@@ -33,6 +33,7 @@ FLAGS = {
             "max_shard_size",
             "config",
             "merge_adapter",
+            "merge_base",
         )
     },
     "form": "--format",
@@ -50,7 +51,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
     groups={
         "What is written": "--to --format --dtype --max-shard-size --overwrite",
         "How it is cut": "--tp --pp --cuts --qkv --kv-multiplier --kv-order",
-        "What is read": "--config --merge-adapter --masters --reordered-qkv",
+        "What is read": "--config --merge-adapter --merge-base --masters --reordered-qkv",
         "Megatron and NeMo": (
             "--spec --vpp --first-stage-layers --last-stage-layers --layers-per-stage "
             "--make-vocab-size-divisible-by --release"
@@ -169,6 +170,14 @@ def convert(
             help="LoRA adapter to add to the weights: peft's folder, or a run's checkpoints."
         ),
     ] = None,
+    merge_base: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="For --merge-adapter of a QLoRA training: `dequantized` weights, as it was trained"
+            " (default, if smtrain trained it), or the `original` ones.",
+            metavar="dequantized|original",
+        ),
+    ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Convert weights; run it again to resume after an interruption.
@@ -212,6 +221,7 @@ def convert(
         config=options.resolve_folder(config) if config else config,
         read=smtrain.ReadOptions(kv_order=kv_order, masters=masters, reordered_qkv=reordered_qkv),  # type: ignore[arg-type]  # checked there
         merge_adapter=merge_adapter,
+        merge_base=merge_base,  # type: ignore[arg-type]  # checked there
         overwrite=overwrite,
     )
     if change:

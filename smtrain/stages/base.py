@@ -171,10 +171,11 @@ def select_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
 
 
 def with_export(config: JobConfig, keys: dict[str, Any]) -> dict[str, Any]:
-    """`keys` with what section export sets; without an adapter `merge` does nothing."""
+    """`keys` with what section export sets; without an adapter `merge` and `merge_base` do nothing."""
     export_keys = select_keys(config, "export")["export"]
     if not config.train.adapter:
         export_keys.pop("merge", None)
+        export_keys.pop("merge_base", None)
     return keys | ({"export": export_keys} if export_keys else {})
 
 

@@ -25,7 +25,7 @@ from smtrain.worker.checkpoint.storage import is_uri
 from smtrain.worker.checkpoint.targets import Target
 
 if TYPE_CHECKING:
-    from smtrain.worker.checkpoint.merge import MergeEffect
+    from smtrain.worker.checkpoint.merge import MergeBase, MergeEffect
 
 _MANIFEST = "manifest.json"
 _AS_IT_IS = ReadOptions()
@@ -40,6 +40,7 @@ def convert(
     config: Path | str | None = None,
     read: ReadOptions = _AS_IT_IS,
     merge_adapter: Path | str | None = None,
+    merge_base: MergeBase | None = None,
     overwrite: bool = False,
     say: Say = text.say,
 ) -> MergeEffect | None:
@@ -61,6 +62,10 @@ def convert(
         read: How to read a source whose files do not tell.
         merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one)
             to add to the source's weights on the way, with constant memory.
+        merge_base: For an adapter of a QLoRA training: `dequantized` adds it to the weights in NF4,
+            unpacked again, as it was trained, `original` to those of the source. Default: as
+            it was trained, if smtrain trained it; an adapter of another tool does not tell, and
+            gets `original`.
         overwrite: Replace other files of the output.
         say: Called with a line for each reason why files next to the weights were left out.
 
@@ -100,6 +105,7 @@ def convert(
             config=local_paths["config"],
             read=read,
             merge_adapter=local_paths["merge_adapter"],
+            merge_base=merge_base,
             overwrite=overwrite,
             say=say,
         )

@@ -223,6 +223,7 @@ SURFACE = {
             "--masters",
             "--reordered-qkv",
             "--merge-adapter",
+            "--merge-base",
             "--overwrite",
         ),
     },

@@ -75,6 +75,10 @@ class Export(Section):
     """With train.adapter: write the model with the adapter merged into its weights, instead of the
     adapter alone.
     """
+    merge_base: Annotated[Literal["dequantized", "original"] | None, ADDED_LATER] = None
+    """With train.adapter.quantize and merge: merge into the weights in 4 bits, unpacked again, as
+    the adapter was trained (dequantized, the default), or into the model's own weights (original).
+    """
     megatron: Annotated[bool, ADDED_LATER] = False
     """Also write the model as Megatron-core's `torch_dist`, in the folder `megatron` next to the
     Hugging Face files.

@@ -283,6 +283,11 @@ def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
             f"config.json is of a multimodal model ({config.get('model_type')}): its text part "
             f"({normal.shape.family}) is trained, and the export has the other parts as they are"
         )
+    if quantization(config) == "bitsandbytes":
+        out.append(
+            "the linears are stored in bitsandbytes' 4 bits: they are read as the numbers that they"
+            " stand for, and the export is not quantized"
+        )
     if quantization(config) == "mxfp4":
         out.append(
             "the experts are stored as mxfp4: they are read as the bf16 numbers that they stand"

@@ -371,13 +371,15 @@ def dequantize(method: str) -> str:
 
 
 def unreadable_quantization(config: Mapping[str, Any]) -> str | None:
-    """`quantization`, but for mxfp4 of gpt-oss, which is read as the bf16 numbers that it stands
-    for.
+    """`quantization`, but for mxfp4 of gpt-oss and bitsandbytes' 4 bits, which are read as the
+    numbers that they stand for.
     """
-    method = quantization(config)
-    return (
-        None if method == "mxfp4" and text_part(config).get("model_type") == "gpt_oss" else method
+    method, settings = quantization(config), config.get("quantization_config")
+    is_mxfp4 = method == "mxfp4" and text_part(config).get("model_type") == "gpt_oss"
+    is_4bit = (
+        method == "bitsandbytes" and isinstance(settings, Mapping) and settings.get("load_in_4bit")
     )
+    return None if is_mxfp4 or is_4bit else method
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:

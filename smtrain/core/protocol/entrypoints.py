@@ -35,11 +35,17 @@ EXTRAS = {
     "data.path: hf://": "hub",
     "data.machines": "ray",
     "train.adapter.quantize": "qlora",
+    "export: merging into a quantized base": "qlora",
+    "generate: an adapter on a quantized base": "qlora",
+    "evaluate: an adapter on a quantized base": "qlora",
 }
 """Each option that needs more packages, and the extra of smtrain with them."""
-_STAGES = {"data": "prepare", "train": "train"}
-"""The stage that uses the options of a section."""
-WORDS = {need: f"{_STAGES[need.partition('.')[0]]}+{extra}" for need, extra in EXTRAS.items()}
+_STAGES = {"data": "prepare"}
+"""The stage that uses the options of a section, if it has another name."""
+WORDS = {
+    need: f"{_STAGES.get(section := re.split('[.:]', need)[0], section)}+{extra}"
+    for need, extra in EXTRAS.items()
+}
 """The word for each in requirements.txt."""
 _DUMP = re.compile(r"\.xml(\.\w+)?$", re.IGNORECASE)
 
@@ -51,9 +57,17 @@ def package_needs(
     adapter = (config.get("train") or {}).get("adapter") or {}
     needs = [
         *_data_needs(config.get("data") or {}),
-        *(["train.adapter.quantize"] if adapter.get("quantize") else []),
+        *(_needs_of_quantized(config.get("export") or {}) if adapter.get("quantize") else []),
     ]
     return [need for need in needs if stage_of(need) in stages]
+
+
+def _needs_of_quantized(export: Mapping[str, Any]) -> list[str]:
+    """The stages that quantise the base again, as an adapter is not used on other weights."""
+    uses = ["export: merging into a quantized base"]
+    if not export.get("merge"):
+        uses = [f"{stage}: an adapter on a quantized base" for stage in ("generate", "evaluate")]
+    return ["train.adapter.quantize", *uses]
 
 
 def stage_of(need: str) -> str:

@@ -17,8 +17,9 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.footprint import PRECISIONS, Precision
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.model.lora import STACKED_EXPERTS, A, B
+from smtrain.core.model.lora import STACKED_EXPERTS, A, B, Lora
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_name
 from smtrain.worker.checkpoint import dtypes
@@ -39,6 +40,8 @@ BASE = "smtrain_base"
 """Key in the header of our adapter_model.safetensors: the digest of the weights that the adapter
 was trained on.
 """
+QUANTIZED = "smtrain_quantized"
+"""Key in that header: the format of the base's linears in training, and its precision."""
 PREFIX = "base_model.model."
 _ON_ONE_THREAD = 1 << 18  # multiplications; OpenBLAS takes more threads above it
 _COPY = ".base_layer.weight"  # peft saves the base's own output layer next to factors of it
@@ -103,6 +106,10 @@ class Adapter:
     """The config.json that it was trained with, if model.rope gave the base other rotary
     embeddings.
     """
+    quantized_in: Precision | None = None
+    """The precision in which the base was quantised to NF4 for the training (QLoRA); None: it was
+    not, or another tool trained the adapter and does not say.
+    """
 
 
 def is_adapter(path: Path | str) -> bool:
@@ -162,8 +169,17 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
         else:
             pairs[f"{module}.weight"] = Factor(a, b, lora.scale)
     extension = source.config if source.has_extended_rope else None
+    quantized_in = source.manifest.precision if lora.quantize else None
     return _fitting(
-        Adapter(source.location, pairs, source.manifest.base, source.stamp(), extension), shape
+        Adapter(
+            source.location,
+            pairs,
+            source.manifest.base,
+            source.stamp(),
+            extension,
+            quantized_in,
+        ),
+        shape,
     )
 
 
@@ -222,10 +238,47 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
         factors[shape.file_name(name)] = Factor(factor_pair[A], factor_pair[B], scale)
     if not factors:
         raise CheckpointError(f"{location}/{WEIGHTS} holds no factors; save the adapter again.")
-    base = (
-        safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in location.files() else None
+    header = safetensors.metadata(location, WEIGHTS) if WEIGHTS in location.files() else {}
+    adapter = Adapter(
+        location,
+        factors,
+        header.get(BASE),
+        location.stamp(),
+        quantized_in=quantized_precision(header, location),
     )
-    return _fitting(Adapter(location, factors, base, location.stamp()), shape)
+    return _fitting(adapter, shape)
+
+
+def quantized_header(lora: Lora, precision: Precision) -> dict[str, str]:
+    """The entry of a header that `quantized_precision` reads; empty if the base was not
+    quantised.
+    """
+    return {QUANTIZED: f"{lora.quantize} {precision}"} if lora.quantize else {}
+
+
+def precision_of_base(adapter: Path) -> Precision | None:
+    """`quantized_precision` of a PEFT folder."""
+    location = place(adapter)
+    if WEIGHTS not in location.files():
+        return None
+    return quantized_precision(safetensors.metadata(location, WEIGHTS), location)
+
+
+def quantized_precision(header: Mapping[str, str], location: Place) -> Precision | None:
+    """The precision in which the base was quantised to NF4 for the training, as the header of our
+    adapter_model.safetensors says.
+
+    Raises `CheckpointError` for a format that this version does not know.
+    """
+    if (text := header.get(QUANTIZED)) is None:
+        return None
+    for precision in PRECISIONS:
+        if text == f"nf4 {precision}":
+            return precision
+    raise CheckpointError(
+        f"{location}/{WEIGHTS} was trained on a base in {text[:40]}, which this version of smtrain"
+        " does not know: update smtrain."
+    )
 
 
 def _find_experts_matrix(

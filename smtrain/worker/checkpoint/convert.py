@@ -45,7 +45,7 @@ from smtrain.worker.checkpoint.targets import (
 )
 
 if TYPE_CHECKING:
-    from smtrain.worker.checkpoint.merge import MergeEffect
+    from smtrain.worker.checkpoint.merge import MergeBase, MergeEffect
 
 
 @public_class
@@ -81,6 +81,7 @@ def convert(
     config: Path | str | None = None,
     read: ReadOptions = ReadOptions(),
     merge_adapter: Path | str | None = None,
+    merge_base: MergeBase | None = None,
     overwrite: bool = False,
     say: Say = text.say,
 ) -> MergeEffect | None:
@@ -97,6 +98,10 @@ def convert(
         faults.append(
             "merge_adapter: makes a model, and to: peft writes an adapter; take one of the two"
         )
+    if merge_base is not None and merge_adapter is None:
+        faults.append("merge_base: chooses weights for merge_adapter, which is not set; set it")
+    if merge_base not in (None, "dequantized", "original"):
+        faults.append(unknown_value_fault("merge_base", merge_base, ("dequantized", "original")))
     if faults:
         raise ConfigError(faults, code="config.wrong_value")
     source, config = folder_of(str(source)), None if config is None else folder_of(str(config))
@@ -112,9 +117,9 @@ def convert(
     weights = _open_source(source, config, read)
     if isinstance(weights, HFSource) and weights.widened:
         say(
-            f"{len(weights.widened)} tensors of experts are mxfp4 in {source}: they are written as"
-            f" the {to.dtype or 'bf16'} numbers that they stand for, and the new model is not"
-            " quantized"
+            f"{len(weights.widened)} tensors are {' and '.join({*weights.widened.values()})} in"
+            f" {source}: they are written as the {to.dtype or 'bf16'} numbers that they stand for,"
+            " and the new model is not quantized"
         )
     if config is None and isinstance(to, HuggingFace) and is_hf_folder(place(source)):
         config = source
@@ -127,8 +132,10 @@ def convert(
         from smtrain.worker.checkpoint.merge import MergedSource
 
         weights = merged_source = MergedSource(
-            weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config))
+            weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config)), merge_base
         )
+        if merged_source.note:
+            say(merged_source.note)
     tell_unchanged(_write(weights, output, to, config, overwrite, companions), say)
     companions.tell(say)
     if (

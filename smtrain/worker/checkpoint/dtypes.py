@@ -167,6 +167,14 @@ def tensor(bits: Bits, dtype: DType) -> torch.Tensor:
     return torch.from_numpy(signed_bits).view(getattr(torch, dtype.name))
 
 
+def torch_type(precision: Precision) -> torch.dtype:
+    """torch.bfloat16 for `bf16`, torch.float16 for `fp16`, torch.float32 for `fp32`."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, BY_PRECISION[precision].name)
+    return dtype
+
+
 def bits_of(tensor: torch.Tensor) -> tuple[DType, Bits]:
     """The type and the bits of a tensor on the CPU, sharing its memory."""
     import torch

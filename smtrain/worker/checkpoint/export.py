@@ -20,7 +20,7 @@ from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, c
 from smtrain.worker.checkpoint.huggingface.folder import read_config
 from smtrain.worker.checkpoint.huggingface.writer import tell_unchanged, write_hf
 from smtrain.worker.checkpoint.manifest import Manifest
-from smtrain.worker.checkpoint.merge import MergedSource, MergeEffect
+from smtrain.worker.checkpoint.merge import MergeBase, MergedSource, MergeEffect
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.open import best_checkpoint, open_weights
 from smtrain.worker.checkpoint.peft import write_peft
@@ -47,6 +47,7 @@ def export(
     target: Path,
     *,
     merge: bool = False,
+    merge_base: MergeBase | None = None,
     best: bool = False,
     title: str = "A model trained with smtrain",
     max_shard_size: int = 5_000_000_000,
@@ -57,9 +58,9 @@ def export(
 
     `checkpoint` is anything `open_weights` takes, or a checkpoint with an adapter; with `best`, a
     run's checkpoints, of which the best is taken. An adapter becomes peft's folder or, with
-    `merge`, the base model with the adapter in it; returns what that changed. A model card under
-    `title` replaces the base's README. Raises CheckpointError if either cannot be read or they are
-    not of one model.
+    `merge`, the base model with the adapter in it, of which `merge_base` says the weights; returns
+    what that changed. A model card under `title` replaces the base's README. Raises CheckpointError
+    if either cannot be read or they are not of one model.
     """
     for source in (checkpoint, base.folder):
         refuse_overlap(source, target)
@@ -88,8 +89,10 @@ def export(
             base.weights or base.folder, read_config(base.folder) if base.weights else None
         )
         trained_weights = merged_source = MergedSource(
-            began, open_adapter(checkpoint, ModelShape.from_config(began.config))
+            began, open_adapter(checkpoint, ModelShape.from_config(began.config)), merge_base
         )
+        if merged_source.note:
+            say(merged_source.note)
     companions = companions_of(folder, {README: _CARD})
     readme = _card(folder, base.name, manifest, title=title, adapter=False)
     # With the base's folder: of a multimodal model it has the parts that were not trained.

@@ -10,23 +10,37 @@ import threading
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.extras import present
 from smtrain.core.model.extension import with_rope_of
+from smtrain.core.model.footprint import Precision
+from smtrain.core.model.shape import LAYER
 from smtrain.worker.checkpoint import dtypes
-from smtrain.worker.checkpoint.adapter import BASE, CONFIG, WEIGHTS, Adapter, Factor
+from smtrain.worker.checkpoint.adapter import (
+    BASE,
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    Factor,
+)
 from smtrain.worker.checkpoint.digest import weights_digest
-from smtrain.worker.checkpoint.dtypes import Bits, DType
+from smtrain.worker.checkpoint.dtypes import BY_PRECISION, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
+from smtrain.worker.checkpoint.nf4 import DequantizedSource, quantization_error
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
 _BLOCK = 1 << 20  # numbers compared at a time
+MergeBase = Literal["dequantized", "original"]
+"""The weights that the adapter of a QLoRA training is added to: those that it was trained on, or
+the ones in the base's files.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,17 +80,27 @@ def _refuse_other_base(location: Place, digest: str | None, base: WeightSource) 
 class MergedSource(WrappedSource):
     """The weights of `base` with `adapter` merged in.
 
-    Raises `CheckpointError` if the adapter was trained on other weights.
+    By default the base is what the adapter was trained on: of a QLoRA training, the weights in NF4,
+    unpacked. `merge_base` decides it for an adapter of another tool, which does not say, too.
+    Raises `CheckpointError` if the adapter was trained on other weights, and `ConfigError` if
+    bitsandbytes is needed and not installed.
     """
 
-    def __init__(self, base: WeightSource, adapter: Adapter) -> None:
-        super().__init__(base)
+    def __init__(
+        self, base: WeightSource, adapter: Adapter, merge_base: MergeBase | None = None
+    ) -> None:
+        precision = None if merge_base == "original" else adapter.quantized_in
+        if merge_base == "dequantized" and precision is None:
+            precision = precision_of(base)
+        super().__init__(base if precision is None else DequantizedSource(base, precision))
         self._adapter = adapter
         self._lock = threading.Lock()
         self._largest: dict[str, float] = {}
         # Names and shapes fit any model of the same size, so only the digest tells another base.
         _refuse_other_base(adapter.location, adapter.base, base)
         extension = adapter.extension
+        self.note = _merge_note(base, adapter, precision)
+        """A sentence for the user if the base was quantised in the training, else None."""
         self._config = base.config if extension is None else with_rope_of(base.config, extension)
 
     @property
@@ -141,6 +165,34 @@ class MergedSource(WrappedSource):
                 " factors are zero, or too small for the type of the weights; train longer."
             )
         return summary
+
+
+def precision_of(source: WeightSource) -> Precision:
+    """The precision of a model's linears in its files; fp32 for wider ones."""
+    name = next(name for name in source.names() if LAYER.search(name))
+    dtype = source.dtype(name)
+    return next((p for p, stored in BY_PRECISION.items() if stored == dtype), "fp32")
+
+
+def _merge_note(base: WeightSource, adapter: Adapter, precision: Precision | None) -> str | None:
+    if precision is not None:
+        return (
+            f"{adapter.location} is merged into {base.location} in NF4, unpacked again, as it was"
+            f" trained ({precision})"
+        )
+    if adapter.quantized_in is None:
+        return None
+    measured = ""
+    if present("bitsandbytes"):
+        deviation, count = quantization_error(base, adapter.quantized_in)
+        measured = (
+            f", from which they differ by {deviation:.1%} (root mean square, {count} linears of the"
+            " first and the last layer)"
+        )
+    return (
+        f"{adapter.location} was trained on {base.location} in NF4, and is merged into the original"
+        f" weights{measured}; compare both models on your own text with `smtrain evaluate`"
+    )
 
 
 def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged_bits: Bits) -> float:

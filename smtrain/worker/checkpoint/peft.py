@@ -14,7 +14,7 @@ from smtrain.core.model.card import README
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.lora import STACKED_EXPERTS, A, AdapterShape, B, Lora
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
+from smtrain.worker.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS, quantized_header
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.execute import execute
@@ -59,9 +59,9 @@ def write_peft(
     assert isinstance(manifest.shape, AdapterShape)
     factors = PeftFactors(source, manifest.shape)
     tensors = {name: Tensor(factors.dtype(name), factors.shape(name)) for name in factors.names()}
-    container = safetensors.container(
-        WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None
-    )
+    header = {BASE: manifest.base} if manifest.base else {}
+    header |= quantized_header(lora, manifest.precision)
+    container = safetensors.container(WEIGHTS, tensors, header or None)
     # By offset: an upload to an object store takes the bytes of a file front to back.
     names_by_offset = sorted(tensors, key=container.offsets.__getitem__)
     jobs: list[Job] = [(Write(name, (name,), (container,)),) for name in names_by_offset]

@@ -20,12 +20,15 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.hf_folder import ADAPTER, OTHER_TOKENIZERS, tokenizer_in
 from smtrain.core.model.remedies import file_misfit, unreadable_quantization
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.core.text import with_article
+from smtrain.worker.checkpoint.adapter import precision_of_base
 from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.merge import refuse_other_base
+from smtrain.worker.checkpoint.nf4 import quantize_linears
 
 NO_MODEL = (OSError, ValueError, KeyError)
 """Errors of transformers for a folder without a model."""
@@ -274,6 +277,10 @@ def _apply_adapter(model: Any, folder: Path, adapter: Path) -> Any:
             code="checkpoint.missing",
         )
     refuse_other_base(adapter, folder)
+    if (precision := precision_of_base(adapter)) is not None:
+        quantize_linears(
+            model, ModelShape.from_config(read_value(folder / "config.json")), precision
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(

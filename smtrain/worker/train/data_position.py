@@ -301,11 +301,13 @@ def identity(
     weights: WeightSource | None,
     init: str,
     rope: Mapping[str, Any] | None = None,
+    quantized: str | None = None,
 ) -> dict[str, Any]:
     """The model as a checkpoint remembers it: the keys of config.json that matter, and a digest of
     the base weights.
 
-    `rope` are the rotary embeddings if model.rope replaced those of the base model.
+    `rope` are the rotary embeddings if model.rope replaced those of the base model, `quantized` the
+    digest of the base's 4-bit form.
     """
     digest = (
         "scratch" if init == "scratch" else None if weights is None else weights_digest(weights)
@@ -317,7 +319,8 @@ def identity(
         "config": {"model_type": model_config.get("model_type"), **config_keys},
         "weights": digest,
     }
-    return model_identity if rope is None else {**model_identity, "rope": dict(rope)}
+    added = {"rope": None if rope is None else dict(rope), "quantized": quantized}
+    return model_identity | {key: value for key, value in added.items() if value is not None}
 
 
 def difference(saved_identity: Mapping[str, Any], own_identity: Mapping[str, Any]) -> str | None:
@@ -347,7 +350,25 @@ def difference(saved_identity: Mapping[str, Any], own_identity: Mapping[str, Any
                 f" {'scratch' if saved_identity['weights'] == 'scratch' else 'weights'} there"
             )
         return "the base weights differ"
+    if reason := _other_quantization(
+        saved_identity.get("quantized"), own_identity.get("quantized")
+    ):
+        return reason
     return None
+
+
+def _other_quantization(saved: str | None, own: str | None) -> str | None:
+    """Explain how the forms of a quantised base differ, as `quantized_digest` describes them; None
+    if their numbers are equal, whatever made them, or if one is not known.
+    """
+    if saved is None or own is None:
+        return None
+    (saved_release, _, saved_digest), (own_release, _, own_digest) = (
+        text.rpartition(" ") for text in (saved, own)
+    )
+    if saved_digest == own_digest:
+        return None
+    return f"the base in 4 bits differs, which {saved_release} made there and {own_release} here"
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from smtrain.core.protocol.lineage import Lineage
 from smtrain.core.protocol.log_lines import SOFTWARE
 from smtrain.core.tracking.buffer import Buffered
 from smtrain.version import __version__
+from smtrain.worker.checkpoint.nf4 import quantized_digest
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.data.load.heldout import HeldOut
@@ -211,11 +212,15 @@ def _build_engine(
     )
     skips_base = bool(choice.checkpoints) and not needs_base
     weights = _weights(config, container, base_config, is_needed=not skips_base)
+    quantized = None
+    if config.train.quantizes and weights is not None:
+        quantized = quantized_digest(weights, config.train.precision)
     own_identity = identity(
         model_config,
         weights,
         config.model.init,
         described_rope(model_config) if config.model.rope else None,
+        quantized,
     )
     model = gather(own_identity if dist.get_rank() == 0 else None)[0]
     for checkpoint in choice.checkpoints:

@@ -574,6 +574,12 @@ TRAIN = (
         "leave it out for all linear layers",
     ),
     case("local", {"export.merge": True}, "export.merge: has no effect unless", "leave it out"),
+    case(
+        "local",
+        {"export.merge_base": "original", "train.adapter": {}},
+        "export.merge_base: has no effect unless",
+        "leave it out",
+    ),
     *(
         case(base, {key: value}, f"{key}: only engine nxd does this", "leave it out")
         for base in ("local", "gpu", "trn2")

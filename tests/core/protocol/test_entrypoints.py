@@ -48,10 +48,18 @@ def test_the_config_tells_what_is_needed(data: dict[str, Any], needs: list[str])
     assert package_needs({"data": data}) == needs
 
 
-def test_a_quantised_base_needs_packages_in_the_train_stage() -> None:
+def test_a_quantised_base_needs_packages_in_the_stages_that_read_it() -> None:
     config = {"data": {"path": "a/", "filters": ["c4"]}, "train": {"adapter": {"quantize": "nf4"}}}
     assert package_needs(config) == ["data.filters", "train.adapter.quantize"]
     assert package_needs(config, ["train"]) == ["train.adapter.quantize"]
+    stages = ("train", "export", "generate", "evaluate")
+    assert package_needs(config, stages) == [
+        "train.adapter.quantize",
+        "generate: an adapter on a quantized base",
+        "evaluate: an adapter on a quantized base",
+    ]
+    merged = package_needs(config | {"export": {"merge": True}}, stages)
+    assert merged == ["train.adapter.quantize", "export: merging into a quantized base"]
     for adapter in (None, {}, {"quantize": None}):
         assert package_needs({"train": {"adapter": adapter}}) == []
 

@@ -404,7 +404,7 @@ def test_mxfp4_is_widened_as_transformers_does_it(tmp_path: Path) -> None:
     convert(tmp_path / "hf", tmp_path / "bf16", to=HuggingFace(), say=said.append)
     assert same(bits(load_file(tmp_path / "bf16/model.safetensors")), bits(dense))
     assert "quantization_config" not in json.loads((tmp_path / "bf16/config.json").read_text())
-    assert said[0].startswith("2 tensors of experts are mxfp4")
+    assert said[0].startswith("2 tensors are mxfp4 in ")
     convert(tmp_path / "hf", tmp_path / "native", to=Native(tp=2, dtype="fp32"), say=said.append)
     wide = {name: one.float() for name, one in dense.items()}
     assert same(bits(weights_of(open_weights(tmp_path / "native"))), bits(wide))

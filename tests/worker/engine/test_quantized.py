@@ -15,13 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smtrain.core.config.training import DpoSection
+from smtrain.core.demo.inputs import save_tokenizer
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.lora import another_adapter
 from smtrain.core.model.quantized import cut_faults
 from smtrain.core.model.shape import ModelShape
+from smtrain.worker.checkpoint.export import BaseModel, export
+from smtrain.worker.checkpoint.nf4 import functional
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.engine.native import NativeEngine
-from smtrain.worker.engine.native.quantized import QuantizedWeight, functional
+from smtrain.worker.engine.native.quantized import QuantizedWeight
+from smtrain.worker.generation.load import load
 from tests.worker.engine import adapters, cases, preference
 from tests.worker.engine.adapters import lora
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -148,6 +152,29 @@ def test_resuming_has_the_same_bits_on_the_same_base(four: World, tmp_path: Path
     )
     whole, resumed = (adapters.factors(tmp_path / f / "step_00000004") for f in ("b", "c"))
     assert all(torch.equal(whole[n], resumed[n]) for n in whole)
+
+
+@pytest.mark.full  # the gate has tests/worker/checkpoint/test_quantized_base.py
+def test_the_merged_model_is_the_one_that_was_trained(solo: World, tmp_path: Path) -> None:
+    adapter = lora(LLAMA, quantize="nf4")
+    cases.transformers_model(LLAMA).save_pretrained(tmp_path / "base")
+    save_tokenizer(["a text"], tmp_path / "base", vocabulary=300, end="<end>")
+    solo.run(adapters.train, LLAMA, mesh("111"), adapter, tmp_path)
+    checkpoint = tmp_path / "step_00000003"
+    (expected,) = solo.run(adapters.logits, LLAMA, mesh("111"), adapter, checkpoint)
+    base = BaseModel(tmp_path / "base")
+    export(checkpoint, base, tmp_path / "merged", merge=True)
+    (merged,) = solo.run(adapters.plain_logits, LLAMA, tmp_path / "merged")
+    np.testing.assert_allclose(merged, expected[1], atol=2e-5)
+    # The exported adapter names the form of its base, so that each reader gives it that base.
+    export(checkpoint, base, tmp_path / "adapter")
+    loaded = load(tmp_path / "base", adapter=tmp_path / "adapter")
+    with torch.no_grad():
+        logits = loaded.model(input_ids=cases.batch(LLAMA, 0)[0], use_cache=False).logits
+    np.testing.assert_allclose(logits.numpy(), expected[1], atol=2e-5)
+    export(checkpoint, base, tmp_path / "original", merge=True, merge_base="original")
+    (original,) = solo.run(adapters.plain_logits, LLAMA, tmp_path / "original")
+    assert float(np.abs(original - expected[1]).max()) > 1e-3
 
 
 @pytest.mark.full

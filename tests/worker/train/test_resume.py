@@ -28,7 +28,7 @@ from smtrain.worker.checkpoint.native import stream
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare_options import PrepareOptions
-from smtrain.worker.train.data_position import DECAY, changes, promise, settings
+from smtrain.worker.train.data_position import DECAY, changes, difference, promise, settings
 from smtrain.worker.train.start import start
 
 MODEL, OPTIMIZER = "model/tp000_pp000.safetensors", "optim/dp000_tp000_pp000.safetensors"
@@ -593,3 +593,14 @@ def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_
         run.attempt({"steps": 8}, checkpoint={"keep": 1})
     monkeypatch.undo()
     assert "from checkpoint step_00000006" in run.attempt({"steps": 7})
+
+
+def test_a_base_that_another_release_quantises_otherwise_is_another_model() -> None:
+    saved = {"weights": "a", "quantized": "bitsandbytes 0.46.1 11"}
+    assert difference(saved, {"weights": "a", "quantized": "bitsandbytes 0.50.2 11"}) is None
+    assert difference(saved, {"weights": "a"}) is None
+    reason = difference(saved, {"weights": "a", "quantized": "bitsandbytes 0.50.2 22"})
+    assert reason == (
+        "the base in 4 bits differs, which bitsandbytes 0.46.1 made there and bitsandbytes 0.50.2"
+        " here"
+    )

@@ -190,6 +190,12 @@ TRAIN = (
         lambda c: c.export.merge and not c.train.adapter,
         "export.merge: has no effect unless train.adapter is set; leave it out",
     ),
+    Rule(
+        "export.merge_base export.merge train.adapter.quantize",
+        lambda c: c.export.merge_base and not (c.export.merge and c.train.quantizes),
+        "export.merge_base: has no effect unless export.merge and train.adapter.quantize are set;"
+        " leave it out",
+    ),
 )
 
 

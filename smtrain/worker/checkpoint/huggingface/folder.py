@@ -24,6 +24,7 @@ from smtrain.worker.checkpoint import stored_names
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
+from smtrain.worker.checkpoint.huggingface.bnb_tensors import Bnb4bit, join_bnb_tensors
 from smtrain.worker.checkpoint.huggingface.expert_tensors import (
     Mxfp4,
     join_mxfp4_pairs,
@@ -83,7 +84,8 @@ class HFSource(WeightSource):
     a .bin, and numbered shards without an index. Raises CheckpointError if a file is missing, cut
     short or not what its name says, if the index points out of the folder, if weights are
     quantized, and if a parameter is missing, unknown or of another shape than config.json says. Of
-    a multimodal model it is the text part. gpt-oss's mxfp4 is read as bf16.
+    a multimodal model it is the text part. gpt-oss's mxfp4 and bitsandbytes' 4 bits are read as
+    the numbers that they stand for.
     """
 
     def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:
@@ -98,7 +100,7 @@ class HFSource(WeightSource):
         self._config = text_part(self.whole) if is_multimodal(self.whole) else self.whole
         self._manifest = read_manifest(self._place)
         self._read: ReadCallback | None = None
-        stored_slabs = self._stored_slabs()
+        stored_slabs = join_bnb_tensors(self._stored_slabs())
         self.others: dict[str, Slab] = {}
         """The tensors of the other parts of a multimodal model, by their names in the files."""
         inner_names = {name: name for name in stored_slabs}
@@ -118,14 +120,17 @@ class HFSource(WeightSource):
         stored_slabs = {inner_name: stored_slabs[name] for name, inner_name in inner_names.items()}
         plain = stored_names.plain_names(stored_slabs, self._shape, self._place)
         slabs = {plain[name]: slab for name, slab in stored_slabs.items()}
-        self.widened: list[str] = []
-        """The parameters that are stored as mxfp4, and read as the bf16 numbers that they stand
-        for.
-        """
         if self._shape.rules.experts is not None:
             slabs = split_experts(join_mxfp4_pairs(slabs), self._shape)
-            self.widened = sorted(name for name, slab in slabs.items() if isinstance(slab, Mxfp4))
-        # The weights are bf16 from here: with this key, a loader would look for mxfp4 blocks.
+        self.widened = {
+            name: "mxfp4" if isinstance(slab, Mxfp4) else "bitsandbytes' 4 bits"
+            for name, slab in sorted(slabs.items())
+            if isinstance(slab, (Mxfp4, Bnb4bit))
+        }
+        """The parameters that are stored in 4 bits, and read as the numbers that they stand for,
+        with their formats.
+        """
+        # The weights are plain from here: with this key, a loader would look for 4-bit blocks.
         if self.widened:
             self._config = {
                 key: value for key, value in self._config.items() if key != "quantization_config"
@@ -136,7 +141,11 @@ class HFSource(WeightSource):
             any(name != inner_name for name, inner_name in plain.items()) or self._unusual
         )
         # mxfp4 changes names by design (two tensors become one), and loaders know the pairs.
-        self.renamed = self.renamed or (not self.widened and slabs.keys() != {*plain.values()})
+        # 4-bit linears of bitsandbytes would be loaded in 4 bits again.
+        self.renamed = self.renamed or (
+            any(isinstance(slab, Bnb4bit) for slab in slabs.values())
+            or (not self.widened and slabs.keys() != {*plain.values()})
+        )
         """Whether loaders that go by the names in the files would miss weights."""
         # Only after join_mxfp4_pairs: _blocks and _scales count as names of quantized weights.
         self._refuse_quantized(slabs)
@@ -198,7 +207,7 @@ class HFSource(WeightSource):
             raise stored_names.quantized_weights_error(
                 self._place, f"{config_clause}it has {scale}"
             )
-        # self.whole keeps quantization_config of gpt-oss, whose weights are read as bf16.
+        # self.whole keeps quantization_config of weights that are widened.
         if method is None or self.widened:
             return
         kinds = {str(slab.dtype) for slab in slabs.values() if slab.dtype in FLOATS}

@@ -8,7 +8,6 @@ mean and the places of their own blocks need the scales of all ranks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,25 +16,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from smtrain.core.errors import ConfigError
-from smtrain.core.extras import missing_module
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.quantized import BLOCK, NESTED_BLOCK
-
-KIND = "nf4"
-
-
-def functional() -> Any:
-    """bitsandbytes' functions. Raises `ConfigError` if it is not installed."""
-    # Its warning about a kernel that it fetches from a hub says nothing that a user could follow.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    try:
-        from bitsandbytes import functional as made
-    except ImportError as error:
-        raise ConfigError(
-            [f"train.adapter.quantize: {missing_module('bitsandbytes')}"], code="package.missing"
-        ) from error
-    return made
+from smtrain.worker.checkpoint.nf4 import nest_scales, quantize_blocks, unpack_blocks
 
 
 class QuantizedWeight:
@@ -64,11 +47,7 @@ class QuantizedWeight:
 
         `values` [out, in] are on the host, in the training's precision.
         """
-        bnb = functional()
-        self.packed, state = bnb.quantize_4bit(
-            values.contiguous(), blocksize=BLOCK, quant_type=KIND
-        )
-        scales: torch.Tensor = state.absmax
+        self.packed, scales = quantize_blocks(values)
         return scales
 
     @torch.no_grad()
@@ -76,7 +55,7 @@ class QuantizedWeight:
         self, scales: torch.Tensor, group: dist.ProcessGroup | None, device: torch.device
     ) -> None:
         """Quantise the scales as those of the whole matrix, and move everything to the device."""
-        bnb, all_scales = functional(), scales
+        all_scales = scales
         own_indices = _places(*self.shape, self._full_shape[1], self._rows, self._columns, "cpu")
         if group is not None and self._is_part:
             all_scales = torch.zeros(-(-self._full_shape[0] * self._full_shape[1] // BLOCK))
@@ -86,16 +65,11 @@ class QuantizedWeight:
                 device_scales, op=dist.ReduceOp.MAX, group=group
             )  # scales are at least 0
             all_scales = device_scales.cpu()
-        # bitsandbytes' quantize_4bit with compress_statistics: scales less their mean in 8 bits.
-        offset = all_scales.mean()
-        scale_codes, state = bnb.quantize_blockwise(all_scales - offset, blocksize=NESTED_BLOCK)
-        self.scales = (
-            (scale_codes if len(scale_codes) == len(own_indices) else scale_codes[own_indices])
-            .contiguous()
-            .to(device)
-        )
-        self.packed, self.nested = self.packed.to(device), state.absmax.to(device)
-        self.codes, self.offset = state.code.to(device), offset.to(device)
+        codes, nested, table, offset = nest_scales(all_scales)
+        own_codes = codes if len(codes) == len(own_indices) else codes[own_indices]
+        self.scales = own_codes.contiguous().to(device)
+        self.packed, self.nested = self.packed.to(device), nested.to(device)
+        self.codes, self.offset = table.to(device), offset.to(device)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, in] times the weights, transposed: [R, out]."""
@@ -160,13 +134,7 @@ def _dequantize(
     places = _places(out, into, width, rows, columns, packed_weights.device)
     # The inverse of `settle`, as in bitsandbytes' dequantize_4bit with nested scales.
     absmax = codes[scales.int()] * nested_scales[places // NESTED_BLOCK] + offset
-    # bitsandbytes 0.50 on a CPU reads the wrong scales if a row has no whole number of blocks, so
-    # it gets one row then.
-    shape = (out, into) if into % BLOCK == 0 else (1, out * into)
-    weights: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
-        packed_weights, absmax, BLOCK, KIND, shape, dtype
-    )
-    return weights.view(out, into)
+    return unpack_blocks(packed_weights, absmax, (out, into), dtype)
 
 
 _WEIGHT = """Tensor packed, Tensor scales, Tensor nested, Tensor codes, Tensor offset, int out, int into, int width,

@@ -34,6 +34,7 @@ from smtrain.core.model.transformers_build import (
     transformers_config,
 )
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
+from smtrain.worker.checkpoint.nf4 import functional
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.initial_weights import RandomFactors, RandomWeights, name_in
@@ -55,7 +56,7 @@ from smtrain.worker.engine.native.linears import (
 )
 from smtrain.worker.engine.native.load_balancing import Balance
 from smtrain.worker.engine.native.lora import Dropout, Factors
-from smtrain.worker.engine.native.quantized import QuantizedWeight, functional
+from smtrain.worker.engine.native.quantized import QuantizedWeight
 
 log = logging.getLogger(__name__)
 _DROPOUT = (
