@@ -24,6 +24,7 @@ from smtrain.client.planner.machines import (
 from smtrain.core.facts import table
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.quantized import quantized_bytes
 from smtrain.core.model.shape import LAYER, ModelShape
 
 _FORWARD = 1 / 3  # of the time of products and elementwise kernels, which the backward pass doubles
@@ -80,6 +81,7 @@ class Kernels:
         optional_parts = {
             "qk_norm": work.shape.qk_norm,
             "adapters": work.lora,
+            "quantized": work.quantizes,
             "experts": work.shape.experts,
         }
         count: float = counts["layer"] + sum(
@@ -94,7 +96,11 @@ class Kernels:
         """
         shape, lora = work.shape, work.lora
         passes = (2 if lora else 3) + (mesh.recompute == "full")
-        seconds = passes * self._linears(_linears(shape, mesh.tp), tokens, work.width)
+        linears = _linears(shape, mesh.tp)
+        seconds = passes * self._linears(linears, tokens, work.width)
+        if work.quantizes:  # each pass reads the 4 bits of a weight and writes it for its product
+            numbers = sum(n * k for n, k in linears)
+            seconds += passes * (quantized_bytes(numbers) + work.width * numbers) / self.copies
         if shape.experts is not None:
             seconds += passes * self._expert_products(work, mesh, tokens)
         if lora is not None:

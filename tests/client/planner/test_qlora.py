@@ -9,6 +9,7 @@ import pytest
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, named_shape
 from smtrain.client.planner.memory import core_memory
 from smtrain.client.planner.search import refusals, search
+from smtrain.client.planner.throughput import step_time
 from smtrain.core.model.lora import Lora, linears
 
 ONE_GPU = replace(Machine.of("ml.p5e.48xlarge", 1), cores=1)
@@ -51,3 +52,14 @@ def test_no_mesh_that_cuts_a_block_is_searched() -> None:
     found = search(narrow, [Machine.of("ml.p5e.48xlarge", 1)])
     assert found
     assert {way.mesh.tp for way in found} == {1}
+
+
+def test_a_step_takes_the_time_to_unpack_each_linear_in_each_pass() -> None:
+    for recompute, passes in (("none", 2), ("full", 3)):
+        mesh = Mesh(1, 1, 1, 8, recompute)  # type: ignore[arg-type]
+        plain, quantized = (
+            step_time(adapted("llama-3.1-8b", on), ONE_GPU, mesh).compute for on in (False, True)
+        )
+        # 7 G weights of the layers, 0.5 bytes read and 2 written, at 4.8 TB/s or less.
+        least = passes * 7e9 * 2.5 / 4.8e12
+        assert least < quantized - plain < 2 * least
