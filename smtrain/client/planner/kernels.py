@@ -96,7 +96,7 @@ class Kernels:
         """
         shape, lora = work.shape, work.lora
         passes = (2 if lora else 3) + (mesh.recompute == "full")
-        linears = _linears(shape, mesh.tp)
+        linears = linear_sizes(shape, mesh.tp)
         seconds = passes * self._linears(linears, tokens, work.width)
         if work.quantizes:  # each pass reads the 4 bits of a weight and writes it for its product
             numbers = sum(n * k for n, k in linears)
@@ -251,7 +251,7 @@ def kernels_of(machine: Machine) -> Kernels | None:
 
 
 @cache
-def _linears(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
+def linear_sizes(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
     """[n, k] of the linears of a layer on a tensor-parallel rank, but for experts."""
     return tuple(size for _, size in _linears_by_name(shape, tp))
 

@@ -37,7 +37,7 @@ from smtrain.client.planner.preparing import preparing_warnings
 from smtrain.client.planner.resolve import subject
 from smtrain.client.planner.resolve_mesh import fit_faults, is_accepted
 from smtrain.client.planner.result import Choice, Plan
-from smtrain.client.planner.search import Candidate, mesh_warnings, search
+from smtrain.client.planner.search import Candidate, MachineSearch, fastest_first, mesh_warnings
 from smtrain.client.planner.stage_estimates import StageEstimates
 from smtrain.client.planner.stages import machine_for
 from smtrain.client.planner.this_machine import is_here, plan_here
@@ -289,21 +289,20 @@ class _Market:
         """The meshes that pass a config's checks, fastest first, checked lazily: there may be
         thousands.
         """
-        return _legal(config, self._by_time(config))
+        return _legal(config, self._by_time(config, self.machines))
 
     def ways(self, work: Work, machine: Machine, *, every_mesh: bool) -> list[Way]:
         """All meshes with their costs, or only those that a plan shows and one for machine
         `machine`.
         """
-        candidates = self._by_time(self.config)
+        candidates = _legal(self.config, self._by_time(self.config, self.machines))
         if every_mesh:
-            legal_candidates = [*_legal(self.config, candidates)]
+            legal_candidates = [*candidates]
         else:
-            legal_candidates = [*islice(_legal(self.config, candidates), _CHOICES)]
-            same_machine = (
-                c for c in candidates if c.machine == machine and c not in legal_candidates
-            )
-            legal_candidates += islice(_legal(self.config, same_machine), 1)
+            legal_candidates = [*islice(candidates, _CHOICES)]
+            same_machine = self._by_time(self.config, [m for m in self.machines if m == machine])
+            others = (c for c in same_machine if c not in legal_candidates)
+            legal_candidates += islice(_legal(self.config, others), 1)
         return [(c, self._cost(work, c)) for c in legal_candidates]
 
     def rank(self, ways: Iterable[Way]) -> list[Way]:
@@ -319,13 +318,8 @@ class _Market:
             is None
         ]
 
-    def _by_time(self, config: JobConfig) -> list[Candidate]:
-        candidates = _search(config, self.machines)
-        return sorted(map(self._correct_speed, candidates), key=_step_s)
-
-    def _correct_speed(self, way: Candidate) -> Candidate:
-        factor = self.correction.of(way.machine)
-        return way if factor == 1.0 else replace(way, step_s=way.step_s / factor)
+    def _by_time(self, config: JobConfig, machines: Sequence[Machine]) -> Iterator[Candidate]:
+        return fastest_first(_searches(config, machines), self.correction.of)
 
     def _cost(self, work: Work, way: Candidate) -> Cost:
         """The cost of all steps, of which a batch ramp makes the first shorter."""
@@ -352,9 +346,10 @@ def _no_price(type_: str, option: str) -> str:
     return f"no {option.replace('_', '-')} price is known for {type_}"
 
 
-def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
-    """All meshes that fit these machines, each with the engine that runs on its machine."""
-    candidates: list[Candidate] = []
+def _searches(
+    config: JobConfig, machines: Sequence[Machine]
+) -> Iterator[tuple[MachineSearch, list[Machine]]]:
+    """The searches for these machines, each with the engine that runs on its machines."""
     shape = shape_of(config)
     kinds = {machine: (_engine(config, machine), machine.neuron) for machine in machines}
     if not shape.by_nxd:
@@ -364,8 +359,7 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
         work, recompute = work_of(config, shape, engine, neuron=neuron)
         if TARGETS[config.target].rented:
             group = [m for m in group if engine_fault(engine, m.type) is None]
-        candidates += search(work, group, recompute=recompute)
-    return candidates
+        yield MachineSearch(work, recompute), group
 
 
 def _legal(config: JobConfig, candidates: Iterable[Candidate]) -> Iterator[Candidate]:

@@ -4,9 +4,10 @@ is slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from heapq import heapify, heappop, heappush
 
 from smtrain.client.planner.fastest import ROOM, FastestMeshes, SharedFigures
 from smtrain.client.planner.machines import (
@@ -21,7 +22,12 @@ from smtrain.client.planner.machines import (
     untiled_group,
 )
 from smtrain.client.planner.memory import CoreMemory, worst_core
-from smtrain.client.planner.throughput import Coefficients, StageTimes, step_time
+from smtrain.client.planner.throughput import (
+    Coefficients,
+    StageTimes,
+    least_product_seconds,
+    step_time,
+)
 from smtrain.core.model.lora import Lora, linears
 from smtrain.core.model.quantized import cut_faults
 
@@ -39,7 +45,6 @@ class Candidate:
     mesh: Mesh
     step_s: float
     core_bytes: float
-    dollars_per_step: float | None = None
 
 
 def tensor_degrees(work: Work, machine: Machine) -> list[int]:
@@ -56,11 +61,7 @@ def tensor_degrees(work: Work, machine: Machine) -> list[int]:
 
 
 def search(
-    work: Work,
-    machines: Iterable[Machine],
-    *,
-    recompute: tuple[Recompute, ...] = RECOMPUTE,
-    dollars_per_hour: dict[str, float] | None = None,
+    work: Work, machines: Iterable[Machine], *, recompute: tuple[Recompute, ...] = RECOMPUTE
 ) -> list[Candidate]:
     """The fastest candidate for each legal (machine, tp, cp, pp) that fits, fastest first.
 
@@ -68,21 +69,58 @@ def search(
     Sequence parallelism is used whenever tp > 1 divides the sequence: it saves memory and moves the
     same bytes (Korthikanti et al. 2022).
     """
-    price = dollars_per_hour or {}
-    tables: dict[Machine, tuple[FastestMeshes, list[int]]] = {}
-    figures = SharedFigures()
-    candidates: list[Candidate] = []
-    for machine in machines:
-        # The number of hosts changes the time of a slot only for GPUs: a single host uses its
-        # links, not the network.
-        small_machine = replace(machine, count=min(machine.count, 2) if machine.link else 1)
-        if small_machine not in tables:
-            tables[small_machine] = (
-                FastestMeshes(work, small_machine, recompute, figures),
-                tensor_degrees(work, small_machine),
-            )
-        table, degrees = tables[small_machine]
-        hourly = price.get(machine.type)
+    return [*fastest_first([(MachineSearch(work, recompute), machines)])]
+
+
+def fastest_first(
+    groups: Iterable[tuple[MachineSearch, Iterable[Machine]]],
+    speed_up: Callable[[Machine], float] = lambda machine: 1.0,
+) -> Iterator[Candidate]:
+    """The candidates of `search` for all machines, fastest first, their seconds divided by
+    `speed_up` of their machine.
+
+    Machines are searched lazily, in the order of a lower bound of their steps: a caller who wants
+    the first few candidates does not wait for machines that are far too slow.
+    """
+    queue: list[tuple[float, int]] = []
+    searches: list[tuple[MachineSearch, Machine, float]] = []
+    for group, machines in groups:
+        for machine in machines:
+            factor = speed_up(machine)
+            queue.append((group.least_seconds(machine) / factor, len(searches)))
+            searches.append((group, machine, factor))
+    heapify(queue)
+    ready: list[tuple[float, int, int, Candidate]] = []
+    while queue or ready:
+        # Of equal seconds the bound comes first: an earlier machine may have an equal candidate.
+        if queue and (not ready or queue[0][0] <= ready[0][0]):
+            _, number = heappop(queue)
+            group, machine, factor = searches[number]
+            for place, candidate in enumerate(group.candidates(machine)):
+                seconds = candidate.step_s / factor
+                heappush(ready, (seconds, number, place, replace(candidate, step_s=seconds)))
+        else:
+            yield heappop(ready)[-1]
+
+
+class MachineSearch:
+    """The search over the meshes of single machines for one work, with figures for all of them."""
+
+    def __init__(self, work: Work, recompute: tuple[Recompute, ...]) -> None:
+        self._work, self._recompute, self._figures = work, recompute, SharedFigures()
+        self._tables: dict[Machine, tuple[FastestMeshes, list[int]]] = {}
+
+    def least_seconds(self, machine: Machine) -> float:
+        """A lower bound of a step's seconds on all meshes of a machine: its products with weights,
+        shared equally by all processes, without recomputation and messages.
+        """
+        k = Coefficients.for_machine(machine)
+        return least_product_seconds(self._work, machine, k) * (1 - 1e-9)  # float rounding
+
+    def candidates(self, machine: Machine) -> Iterator[Candidate]:
+        """The candidates of `search` for a machine, in the order of tp, cp and pp."""
+        work = self._work
+        table, degrees = self._table(machine)
         for tp, cp in [(t, c) for t in degrees for c in context_degrees(work, machine, t)]:
             for pp, dp in _splits(machine.world // (tp * cp), work.shape.layers, work.global_batch):
                 if not _torus_connects(work, machine, tp, pp, dp, cp):
@@ -95,10 +133,18 @@ def search(
                             way if best is None or (way is not None and way[1] < best[1]) else best
                         )
                 if best is not None:
-                    mesh, seconds, need = best
-                    dollars = None if hourly is None else seconds * machine.count * hourly / 3600
-                    candidates.append(Candidate(machine, mesh, seconds, need, dollars))
-    return sorted(candidates, key=lambda c: c.step_s)
+                    yield Candidate(machine, *best)
+
+    def _table(self, machine: Machine) -> tuple[FastestMeshes, list[int]]:
+        # The number of hosts changes the time of a slot only for GPUs: a single host uses its
+        # links, not the network.
+        small_machine = replace(machine, count=min(machine.count, 2) if machine.link else 1)
+        if small_machine not in self._tables:
+            self._tables[small_machine] = (
+                FastestMeshes(self._work, small_machine, self._recompute, self._figures),
+                tensor_degrees(self._work, small_machine),
+            )
+        return self._tables[small_machine]
 
 
 def _torus_connects(

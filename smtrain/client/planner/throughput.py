@@ -10,12 +10,13 @@ is used. On GPUs whose kernels were measured, `kernels` gives the time of everyt
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
-from smtrain.client.planner.kernels import Kernels, kernels_of
+from smtrain.client.planner.kernels import Kernels, kernels_of, linear_sizes
 from smtrain.client.planner.machines import (
     Machine,
     Mesh,
@@ -591,6 +592,38 @@ def _layer_time(
             / rate
         )
     return layer, scores
+
+
+def least_product_seconds(work: Work, machine: Machine, k: Coefficients) -> float:
+    """Seconds of a step's products with the weights of layers and head, if all processes share them
+    equally and nothing is computed again: no mesh of these machines has a shorter step.
+    """
+    passes = _DENSE["none"] - (1 if work.lora else 0)
+    seconds_per_operation = _least_seconds_per_operation(k, machine)
+    tokens = float(work.global_batch) * work.seq_len
+    numbers = _product_numbers(work.shape, work.capacity or 1.0)
+    return passes * 2.0 * numbers * tokens / machine.world * seconds_per_operation
+
+
+def _least_seconds_per_operation(k: Coefficients, machine: Machine) -> float:
+    """Seconds of an operation in the fastest products, those of experts included."""
+    if k.kernels:
+        return 1 / (max(k.kernels.products, k.kernels.grouped_mm) * k.kernels.busy)
+    return min(1.0, k.expert_products) / (k.efficiency * machine.core_flops)
+
+
+@cache
+def _product_numbers(shape: ModelShape, capacity: float) -> float:
+    """Weights of linears that a token is multiplied with; experts count for those that it chooses,
+    or that have places.
+    """
+    numbers: float = sizes_of_rank(shape, 1).head
+    for kind, count in Counter(shape.by_layer).items():
+        numbers += count * sum(n * k for n, k in linear_sizes(kind, 1))
+        if kind.experts is not None:
+            share = capacity * kind.experts.chosen / kind.experts.count
+            numbers += count * sizes_of_rank(kind, 1).experts * share
+    return numbers
 
 
 def exchange_time(

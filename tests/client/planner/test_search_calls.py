@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from smtrain.client.planner import needs, search
-from smtrain.client.planner.machines import Machine, Mesh, Work, named_shape
+from smtrain.client.planner.machines import RECOMPUTE, Machine, Mesh, Work, named_shape
 from smtrain.client.planner.memory import core_memory, held_bytes, peak_moment, peak_stages
 from smtrain.client.planner.needs import CoreNeeds
 from smtrain.client.planner.throughput import StageTimes
-from smtrain.core.facts import trainium2
+from smtrain.core.facts import table, trainium2
+from smtrain.core.facts.gpus import without_kernels
 
 MOST = {
     "stage": 4500,
@@ -60,6 +63,63 @@ def test_a_search_times_each_distinct_stage_once(monkeypatch: pytest.MonkeyPatch
     assert len(found) > 50
     assert {name: limit for name, limit in MOST.items() if calls[name] > limit} == {}, calls
     assert calls.keys() == MOST.keys()
+
+
+def planned_types() -> list[str]:
+    rows = table("instances")["instances"].items()
+    return [t for t, row in rows if "core_gib" in row and without_kernels(t) is None]
+
+
+def test_only_machines_that_may_be_fast_enough_are_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = named_shape("llama-3-70b")
+    assert shape is not None
+    machines = [Machine.of(t, n) for t in planned_types() for n in (1, 2, 4, 8, 16, 32, 64)]
+    searched: list[Machine] = []
+    candidates = search.MachineSearch.candidates
+
+    def counted(self: search.MachineSearch, machine: Machine) -> Iterator[search.Candidate]:
+        searched.append(machine)
+        return candidates(self, machine)
+
+    monkeypatch.setattr(search.MachineSearch, "candidates", counted)
+    group = search.MachineSearch(Work(shape, 8192, 1024), RECOMPUTE)
+    assert len([*islice(search.fastest_first([(group, machines)]), 5)]) == 5
+    # 9 of 441 on 2026-11-27; before, all of them.
+    assert len(searched) <= 11
+    assert len(machines) > 400
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt-oss-20b"])
+def test_no_step_is_shorter_than_its_bound_and_the_order_is_that_of_all(name: str) -> None:
+    shape = named_shape(name)
+    assert shape is not None
+    kinds = ("ml.p5.48xlarge", "ml.trn1.32xlarge", "ml.p4d.24xlarge")
+    machines = [Machine.of(kind, n) for kind, n in zip(kinds, (2, 1, 1), strict=True)]
+    plain = Work(shape, 1024, 4)
+    works = [plain, *(way for _, way in search.adapter_ways(plain, machines[0]))]
+    works += [replace(plain, capacity=0.5)] if shape.experts else []
+
+    def speed_up(machine: Machine) -> float:
+        return 2.0 if machine.type == kinds[2] else 1.0
+
+    for work in works:
+        group = search.MachineSearch(work, RECOMPUTE)
+        by_machine = {machine: [*group.candidates(machine)] for machine in machines}
+        for machine, ways in by_machine.items():
+            bound = group.least_seconds(machine)
+            assert all(bound <= way.step_s for way in ways), (machine, work)
+        expected = sorted(
+            (way.step_s / speed_up(machine), number, place, way.mesh)
+            for number, (machine, ways) in enumerate(by_machine.items())
+            for place, way in enumerate(ways)
+        )
+        ordered = [*search.fastest_first([(group, machines)], speed_up)]
+        assert [(way.step_s, way.mesh) for way in ordered] == [
+            (seconds, mesh) for seconds, _, _, mesh in expected
+        ]
 
 
 def test_bounds_of_memory_are_never_above_the_exact_bytes() -> None:
