@@ -240,8 +240,8 @@ def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
         hf_config = described_in(context, path)
     except CheckUnavailable:
         hf_config = None
-    tokenizer = Path(path) / "tokenizer.json" if "://" not in path else None
-    return mismatches(context.config, manifest, hf_config, tokenizer)
+    model = Path(path) if "://" not in path else None
+    return mismatches(context.config, manifest, hf_config, model)
 
 
 def tasks(context: Context) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ Python.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -295,6 +296,13 @@ def tokenizer_in(names: Iterable[str]) -> tuple[str, ...]:
     """The files that make the tokenizer; empty without one."""
     present_names = set(names)
     return next((files for files in TOKENIZERS if present_names.issuperset(files)), ())
+
+
+def tokenizer_digest(folder: Path) -> str | None:
+    """SHA-256 of the files that make the tokenizer of a folder; None without one."""
+    names = tokenizer_in(path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    content = b"".join((folder / name).read_bytes() for name in names)
+    return hashlib.sha256(content).hexdigest() if names else None
 
 
 def is_legal(name: str) -> bool:

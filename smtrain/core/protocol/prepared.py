@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -66,4 +67,25 @@ def manifest_damage(fields: dict[str, Any]) -> str | None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return None
+
+
+def vocabulary_fault(
+    manifest: Mapping[str, Any], vocabulary: int, same_tokenizer: bool | None
+) -> str | None:
+    """Explain why a prepared dataset does not fit a model with so many token ids; None if it fits.
+
+    Models of one family share a tokenizer and pad the vocabulary to different sizes (Qwen 2.5:
+    151,936 to 152,064), so another size is a fault only if the model's tokenizer is another one.
+    `same_tokenizer` is None if it is not known.
+    """
+    end, prepared_size = manifest.get("eos_id"), manifest.get("model_vocab_size")
+    ids = max(manifest.get("vocab_size", 0), -1 if end is None else end + 1)
+    if ids > vocabulary:
+        return f"the data has token ids up to {ids - 1}, and the model's vocabulary is {vocabulary}"
+    if prepared_size not in (None, vocabulary) and same_tokenizer is False:
+        return (
+            f"the data was prepared for a model of vocab_size {prepared_size} with another"
+            f" tokenizer, and the model's is {vocabulary}"
+        )
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import parse_json, read_value
 from smtrain.core.model import hf_tokenizer
-from smtrain.core.model.hf_folder import tokenizer_in
+from smtrain.core.model.hf_folder import tokenizer_digest, tokenizer_in
 from smtrain.core.model.hf_tokenizer import Say
 from smtrain.core.model.remedies import file_kind, file_misfit
 from smtrain.core.suggest import near_path
@@ -123,8 +122,8 @@ def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
         raise DataError(f"{folder}: {fault}.")
     if say is not None and (remark := hf_tokenizer.surplus_remark(vocab, model_vocab_size)):
         say(remark)
-    files = tokenizer_in(path.name for path in folder.iterdir())
-    sha256 = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()
+    sha256 = tokenizer_digest(folder)
+    assert sha256 is not None  # it was read above
     vocab_size = max(vocab_size, -1 if eos_id is None else eos_id + 1)
     vocab_size = vocab_size if model_vocab_size is None else min(vocab_size, model_vocab_size)
     return TokenizerFacts(sha256, vocab_size, model_vocab_size, eos_id)

@@ -85,7 +85,7 @@ def start(config: JobConfig, container: Container) -> None:
     engine, model = _build_engine(
         config, container, base_config, model_config, manifest, choice, gather, references
     )
-    loader = _loader(config, data, engine, shape.vocab)
+    loader = _loader(config, container, engine, shape.vocab)
     if tracing():
         trace(config, engine, loader, stall)
         engine.close()
@@ -351,10 +351,12 @@ def _weights(
         return None
 
 
-def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> TokenLoader:
+def _loader(
+    config: JobConfig, container: Container, engine: Engine, vocab_size: int
+) -> TokenLoader:
     options = config.train
     return TokenLoader(
-        data,
+        container.channel("data"),
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,
         dp_rank=engine.dp_rank,
@@ -365,6 +367,7 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> T
         document_mask=config.data.document_mask,
         batch_at=options.batch_at,
         packing=options.preference.packing if options.preference else True,
+        model=container.channel("model"),
     )
 
 

@@ -1443,8 +1443,8 @@ DATA = (
             ),
             ({"vocab_size": 1024}, "has token ids up to 1023", "prepare the text again"),
             (
-                {"model_vocab_size": 600},
-                "was prepared for a model of vocab_size 600",
+                {"model_vocab_size": 600, "tokenizer_sha256": "0" * 64},
+                "was prepared for a model of vocab_size 600 with another tokenizer",
                 "prepare the text again",
             ),
             (

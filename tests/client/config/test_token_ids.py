@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,21 @@ def test_prepared_data_with_such_an_end(raw: dict[str, Any], folder: Path, tmp_p
         "text_config": {"model_type": "gemma3_text", "vocab_size": 512},
     }
     assert list(mismatches(config, {**fine, "eos_id": 50256}, nested, None)) == faults
-    other = list(mismatches(config, {**fine, "model_vocab_size": 640}, nested, None))
-    assert other == [
-        "the data was prepared for a model of vocab_size 640, and the model's is 512"
-    ], "as the job says"
+    padded = {**fine, "model_vocab_size": 640}
+    assert list(mismatches(config, padded, nested, None)) == [], "the job compares the tokenizers"
+    names = ("vocab.json", "merges.txt")
+    for name in names:  # a tokenizer of two files
+        (tmp_path / name).write_text(name)
+    same = {**padded, "tokenizer_sha256": hashlib.sha256("".join(names).encode()).hexdigest()}
+    assert list(mismatches(config, same, nested, tmp_path)) == []
+    other = {**padded, "tokenizer_sha256": "0" * 64}
+    assert list(mismatches(config, other, nested, tmp_path)) == [
+        "the data was prepared for a model of vocab_size 640 with another tokenizer, and the"
+        " model's is 512"
+    ]
+    assert list(mismatches(config, {**other, "model_vocab_size": 512}, nested, tmp_path)) == [
+        "the data was prepared with another tokenizer than the model's"
+    ]
 
 
 def test_a_reference_is_compared_with_the_text_part() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from smtrain.core.config.textfiles import (
     matches,
 )
 from smtrain.core.files import read_object
+from smtrain.core.model.hf_folder import tokenizer_digest
 from smtrain.core.protocol.container import PREPARED_FORMAT
-from smtrain.core.protocol.prepared import manifest_damage
+from smtrain.core.protocol.prepared import manifest_damage, vocabulary_fault
 
 _HEAD = 1 << 16
 
@@ -160,10 +160,8 @@ def _prepared_faults(
                 " train.validation out"
             ),
         )
-    tokenizer = (
-        Path(config.model.path) / "tokenizer.json" if "://" not in config.model.path else None
-    )
-    for fault in mismatches(config, manifest, hf_config, tokenizer):
+    model = Path(config.model.path) if "://" not in config.model.path else None
+    for fault in mismatches(config, manifest, hf_config, model):
         yield {"data.prepared"}, f"data.prepared: {folder}: {fault}; prepare the text again"
     files = manifest.get("files")
     for name, row in files.items() if isinstance(files, dict) else ():
@@ -180,9 +178,12 @@ def mismatches(
     config: JobConfig,
     manifest: dict[str, Any],
     hf_config: dict[str, Any] | None,
-    tokenizer: Path | None,
+    model: Path | None,
 ) -> Iterator[str]:
-    """Differences between a prepared dataset and the config, model or tokenizer."""
+    """Differences between a prepared dataset and the config, the model or its tokenizer.
+
+    `model` is the model's folder if it is local.
+    """
     objective = manifest.get("objective", "pretrain")
     if objective != config.train.objective:
         yield (
@@ -198,23 +199,11 @@ def mismatches(
         yield "the data does not hold one whole sample"
     from smtrain.core.model.hf_tokenizer import vocabulary_of
 
-    vocabulary = vocabulary_of(hf_config or {})
-    end = manifest.get("eos_id")
-    ids = max(manifest.get("vocab_size", 0), -1 if end is None else end + 1)
-    prepared_size = manifest.get("model_vocab_size")
-    if vocabulary is not None and ids > vocabulary:
-        yield f"the data has token ids up to {ids - 1}, and the model's vocabulary is {vocabulary}"
-    elif None not in (vocabulary, prepared_size) and prepared_size != vocabulary:
-        yield (
-            f"the data was prepared for a model of vocab_size {prepared_size}, and the model's is"
-            f" {vocabulary}"
-        )
+    digest = tokenizer_digest(model) if model else None
     tokenizer_hash = manifest.get("tokenizer_sha256")
-    is_local = tokenizer is not None and tokenizer.is_file()
-    if (
-        tokenizer
-        and is_local
-        and tokenizer_hash
-        and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != tokenizer_hash
-    ):
+    same_tokenizer = digest == tokenizer_hash if digest and tokenizer_hash else None
+    vocabulary = vocabulary_of(hf_config or {})
+    if vocabulary is not None and (fault := vocabulary_fault(manifest, vocabulary, same_tokenizer)):
+        yield fault
+    elif same_tokenizer is False:
         yield "the data was prepared with another tokenizer than the model's"

@@ -24,6 +24,8 @@ from typing import NamedTuple
 import torch
 
 from smtrain.core.errors import DataError
+from smtrain.core.model.hf_folder import tokenizer_digest
+from smtrain.core.protocol.prepared import vocabulary_fault
 from smtrain.worker.data.load.rows import TextRows, rows_of
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.object_store import kind_of_mount
@@ -76,16 +78,17 @@ class TokenLoader:
         document_mask: bool = False,
         packing: bool = True,
         batch_at: Callable[[int], int] | None = None,
+        model: Path | None = None,
     ) -> None:
         """`batch_at` is the global batch that follows a number of samples, if it is not always the
-        same.
+        same; `model` as for `check_fits`.
         """
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(
                 f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}"
             )
         self.manifest = DatasetManifest.load(folder)
-        check_fits(self.manifest, folder, seq_len, vocab_size)
+        check_fits(self.manifest, folder, seq_len, vocab_size, model)
         self.samples = self.manifest.samples
         self.waited = 0.0
         """Seconds that `batch` has waited for data so far."""
@@ -170,17 +173,23 @@ def free_memory() -> int:
     return int(available[0]) * 1024 if available else 0
 
 
-def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size: int) -> None:
-    """Refuse a dataset prepared for another seq_len or vocabulary. Raises DataError."""
+def check_fits(
+    manifest: DatasetManifest,
+    folder: Path,
+    seq_len: int,
+    vocab_size: int,
+    model: Path | None = None,
+) -> None:
+    """Refuse a dataset prepared for another seq_len or vocabulary. Raises DataError.
+
+    `model` is the folder of the model, whose tokenizer may have made the data for a model with
+    another number of embeddings.
+    """
     if manifest.seq_len != seq_len:
         raise DataError(
             f"{folder} was prepared for seq_len {manifest.seq_len} and train.seq_len is {seq_len}; "
             f"prepare it again, or set train.seq_len: {manifest.seq_len}."
         )
-    model_vocab_size, end = manifest.model_vocab_size, manifest.eos_id
-    largest = max(manifest.vocab_size - 1, -1 if end is None else end)
-    if largest >= vocab_size or (model_vocab_size is not None and model_vocab_size != vocab_size):
-        raise DataError(
-            f"{folder} was prepared for a vocabulary of {max(model_vocab_size or 0, largest + 1)}"
-            f" and the model has {vocab_size}; prepare it again with this model's tokenizer."
-        )
+    same_tokenizer = model is not None and tokenizer_digest(model) == manifest.tokenizer_sha256
+    if fault := vocabulary_fault(vars(manifest), vocab_size, same_tokenizer):
+        raise DataError(f"{folder}: {fault}; prepare it again with this model's tokenizer.")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from smtrain.worker.data.load import loader as loader_module
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.order import Order, epoch_order
 from smtrain.worker.data.load.rows import TextRows
+from smtrain.worker.data.manifest import DatasetManifest
 from tests.tiers import examples
 from tests.worker.data.writer import IndexedWriter, save_manifest
 
@@ -196,12 +199,28 @@ def test_seeds_and_epochs_differ() -> None:
 def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"seq_len 4 and train\.seq_len is 8"):
         load(folder, 2, seq_len=8)
-    with pytest.raises(DataError, match="vocabulary of 512 and the model has 1000"):
+    with pytest.raises(DataError, match="a model of vocab_size 512 with another tokenizer"):
         load(folder, 2, vocab_size=1000)
     free = make(tmp_path / "free", 100, model_vocab_size=None)
     load(free, 2, vocab_size=1000).close()
-    with pytest.raises(DataError, match="vocabulary of 500 and the model has 499"):
+    with pytest.raises(DataError, match="token ids up to 499, and the model's vocabulary is 499"):
         load(free, 2, vocab_size=499)
+
+
+def test_models_that_pad_the_vocabulary_of_one_tokenizer_share_data(tmp_path: Path) -> None:
+    """Qwen 2.5 has 151,936 embeddings up to 3B and 152,064 from 7B on."""
+    folder, model = make(tmp_path / "data", 100), tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    replace(DatasetManifest.load(folder), tokenizer_sha256=digest).save(folder)
+    for size in (500, 512, 1000):
+        load(folder, 2, vocab_size=size, model=model).close()
+    with pytest.raises(DataError, match="token ids up to 499, and the model's vocabulary is 499"):
+        load(folder, 2, vocab_size=499, model=model)
+    (model / "tokenizer.json").write_text("{ }")
+    with pytest.raises(DataError, match="vocab_size 512 with another tokenizer"):
+        load(folder, 2, vocab_size=1000, model=model)
 
 
 def test_what_is_no_prepared_dataset_is_refused(tmp_path: Path) -> None:
