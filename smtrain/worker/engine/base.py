@@ -234,6 +234,10 @@ class Evaluation:
     """Labels that the model finds likeliest, or pairs whose chosen answer has the larger reward."""
     pairs: PairMetrics | None = None
     """None unless the batch holds pairs."""
+    answer_loss: float = 0.0
+    """The part of `loss` that is a mean over the tokens of chosen answers (train.dpo.sft_weight)."""
+    answer_tokens: int = 0
+    """The number of those tokens."""
 
 
 class Engine(Protocol):

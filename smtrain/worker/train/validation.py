@@ -30,7 +30,9 @@ class ValidationResult:
     """Loss and accuracy on the held-out text, the same numbers on every rank."""
 
     loss: float
-    """Mean over the held-out tokens (sft: the tokens of answers; dpo: the pairs)."""
+    """Mean over the held-out tokens (sft: the tokens of answers; dpo: the pairs), and with
+    train.dpo.sft_weight that of the chosen answers' tokens.
+    """
     tokens: int
     """The number of those tokens or pairs."""
     accuracy: float | None
@@ -106,23 +108,27 @@ class Validator:
     ) -> ValidationResult | None:
         """Validate after `step`; None if `is_stopped` was true before the end."""
         began, total, tokens, correct = time.perf_counter(), 0.0, 0, 0
+        answer_total, answer_tokens = 0.0, 0
         margins: list[float] = []
         for number in range(self._held_out.batches):
             if is_stopped():
                 return None
             batch = self._engine.evaluate(*self._held_out.batch(number))
             total, tokens, correct = (
-                total + batch.loss * batch.tokens,
+                total + (batch.loss - batch.answer_loss) * batch.tokens,
                 tokens + batch.tokens,
                 correct + batch.correct,
             )
+            # Not weighted by pairs: a batch of as many pairs may have more tokens of answers.
+            answer_total += batch.answer_loss * batch.answer_tokens
+            answer_tokens += batch.answer_tokens
             if batch.pairs is not None:
                 margins.append(batch.pairs.margin * batch.tokens)
             beat(f"validation at step {step}")
         if self._answers is not None and not is_stopped():
             self._answers(step)
             beat(f"validation at step {step}")
-        loss = total / max(1, tokens)
+        loss = total / max(1, tokens) + answer_total / max(1, answer_tokens)
         self._last_result = step, loss
         share = correct / max(1, tokens) if self._accuracy else None
         margin = sum(margins) / max(1, tokens) if margins else None

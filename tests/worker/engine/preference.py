@@ -8,17 +8,19 @@ import copy
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from smtrain.core.config.training import DpoSection
+from smtrain.core.config.training import DpoSection, Validation
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
+from smtrain.worker.train.validation import Validator
 from tests.worker.engine import cases
 
 GOLDEN = Path(__file__).parents[1] / "golden_dpo"
@@ -143,6 +145,24 @@ def stepped(
         assert before.correct == round(result.pairs.accuracy * before.tokens)
         out.append({"loss": result.loss, "grad_norm": result.grad_norm, **result.pairs.numbers()})
     return out
+
+
+def validation_losses(rank: int, options: ParallelOptions, kind: str) -> list[float]:
+    """The validation loss of the first step's pairs: in one batch, and in a batch for each pair."""
+    e, rows = engine(options, kind), rows_of(0, 1)
+    references = torch.zeros(EACH * STEPS, 2)
+
+    def loss_of(batches: list[list[Row]]) -> float:
+        held_out: Any = SimpleNamespace(
+            batches=len(batches), batch=lambda n: batch(batches[n], references, LIMIT * 2, 1)
+        )
+        validator = Validator(e, held_out, Validation(interval=1), 1, accuracy=True)
+        result = validator.judge(1, lambda _: None, lambda: False)
+        assert result is not None
+        assert result.tokens == len(rows)
+        return result.loss
+
+    return [loss_of([rows]), loss_of([[row] for row in rows])]
 
 
 def mixture_steps(

@@ -47,6 +47,11 @@ def test_the_first_loss_is_that_of_equal_models(solo: World) -> None:
         assert ours[0]["rewards/margins"] == 0
 
 
+def test_a_validation_weighs_pairs_and_tokens_of_answers_each_by_their_number(solo: World) -> None:
+    ((together, apart),) = solo.run(preference.validation_losses, mesh("111 m1"), "sigmoid_sft")
+    assert apart == pytest.approx(together, rel=1e-6)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("text", "kind", "packed"),

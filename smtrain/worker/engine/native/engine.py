@@ -236,6 +236,8 @@ class NativeEngine:
             pairs,
             round(metrics.accuracy * sizes[0]) if pairs else 0,
             metrics,
+            self._preference.answer_loss(numbers, sizes[1]),
+            round(sizes[1]),
         )
 
     def log_probabilities(

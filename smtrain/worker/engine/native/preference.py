@@ -106,7 +106,11 @@ class PreferenceLoss:
 
     def loss(self, sums: Sequence[float], pairs: float, tokens: float) -> float:
         """The loss of a batch of so many pairs, and tokens of chosen answers."""
-        return sums[0] / pairs + self._options.sft_weight * sums[1] / tokens
+        return sums[0] / pairs + self.answer_loss(sums, tokens)
+
+    def answer_loss(self, sums: Sequence[float], tokens: float) -> float:
+        """The part of the loss that is the mean over so many tokens of chosen answers."""
+        return self._options.sft_weight * sums[1] / tokens
 
     def metrics(self, sums: Sequence[float], pairs: float) -> PairMetrics:
         """The means of a batch of so many pairs."""
