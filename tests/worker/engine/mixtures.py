@@ -20,15 +20,20 @@ Numbers = tuple[float, float, float]
 """Loss, auxiliary loss, norm of the gradient."""
 
 
-def _aux(config: dict[str, Any], logits: tuple[torch.Tensor, ...], by_layer: bool) -> torch.Tensor:
+def _aux(
+    config: dict[str, Any],
+    logits: tuple[torch.Tensor, ...],
+    by_layer: bool,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     shape = normalise(config).shape
     assert shape.experts is not None
     sizes = shape.experts.count, shape.experts.chosen
     if not by_layer:
-        return load_balancing_loss_func(logits, *sizes)
-    each = [load_balancing_loss_func((one,), *sizes) for one in logits]
+        return load_balancing_loss_func(logits, *sizes, mask)
+    each = [load_balancing_loss_func((one,), *sizes, mask) for one in logits]
     return torch.stack(each).sum() / sizes[1]
 
 
@@ -66,6 +71,51 @@ def plain(
         adamw.zero_grad()
         out.append((loss, aux, float(norm)))
     return out
+
+
+def padded_batch(
+    config: dict[str, Any], step: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, labels and segments of rows of one sample each, of different lengths, and padding."""
+    ids, labels = batch(config, step)
+    lengths = torch.linspace(ids.shape[1] // 4, ids.shape[1], len(ids)).long()
+    segments = torch.arange(ids.shape[1]).ge(lengths[:, None]).long()
+    return ids, labels.masked_fill(segments > 0, -100), segments
+
+
+def padded_plain(
+    rank: int, config: dict[str, Any], samples: int, by_layer: bool
+) -> tuple[float, float]:
+    """The auxiliary loss and the gradient's norm of transformers with an attention mask."""
+    model = cases.transformers_model(config).train()
+    routing, (ids, labels, segments) = normalise(config).routing, padded_batch(config, 0)
+    assert routing is not None
+    aux = 0.0
+    for part, wanted, padding in zip(
+        ids.split(samples), labels.split(samples), segments.split(samples), strict=True
+    ):
+        mask = 1 - padding
+        made = model(
+            input_ids=part, attention_mask=mask, use_cache=False, output_router_logits=True
+        )
+        one = F.cross_entropy(made.logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+        balance = _aux(config, made.router_logits, by_layer, mask) * samples / BATCH
+        (one / (labels != -100).sum() + routing.aux * balance).backward()
+        aux += float(balance.detach())
+    return aux, float(torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.grad_clip))
+
+
+def padded(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> tuple[float, float, RoutingMetrics]:
+    """The auxiliary loss and the gradient's norm of a step on rows with padding, and its routing."""
+    e = cases.engine(config, options)
+    each = BATCH // e.dp_size
+    own = (x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in padded_batch(config, 0))
+    ids, labels, segments = own
+    result = e.step(ids, labels, lr(0), segments)
+    assert result.routing is not None
+    return result.routing.aux_loss, result.grad_norm, result.routing
 
 
 def _steps(e: Any, first: int, last: int) -> list[tuple[Numbers, RoutingMetrics]]:

@@ -207,6 +207,29 @@ def test_a_stage_without_experts_evaluates_and_learns_from_pairs_and_adapters(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("mixtral", "111 m2"),
+        pytest.param("gpt_oss", "111 m2 by-layer", marks=pytest.mark.full),
+        pytest.param("mixtral", "212 ep2 m1", marks=pytest.mark.full),
+        pytest.param("mixtral", "122 m2 full", marks=pytest.mark.full),
+        pytest.param("qwen3_moe", "112 cp2 m2", marks=pytest.mark.full),
+    ],
+)
+def test_padding_is_no_token_of_the_auxiliary_loss(
+    name: str, text: str, four: World, solo: World
+) -> None:
+    config, options = CONFIGS[name], mesh(text)
+    size, by_layer = options.micro_batch_size, options.aux_by_layer
+    wanted = solo.run(mixtures.padded_plain, config, size, by_layer)[0]
+    *ours, routing = (solo if text.startswith("111") else four).run(
+        mixtures.padded, config, options
+    )[0]
+    assert ours == pytest.approx(wanted, rel=1e-5)
+    assert 0 < routing.entropy <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
         ("gpt_oss", "111"),
         pytest.param("qwen3_moe", "212 ep2 full", marks=pytest.mark.full),
     ],

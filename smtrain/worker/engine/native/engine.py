@@ -35,6 +35,7 @@ from smtrain.worker.engine.native import comm, persist
 from smtrain.worker.engine.native.attention import packed_segments
 from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
 from smtrain.worker.engine.native.layers import compilable
+from smtrain.worker.engine.native.load_balancing import find_padding
 from smtrain.worker.engine.native.norms import parts_of
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
@@ -400,10 +401,14 @@ class NativeEngine:
             assert segments is not None
             parts = zip(torch.split(segments, size), torch.split(references, size), strict=True)
             pairs = [PairBatch.of(*chunk_pair, self.mesh) for chunk_pair in parts]
+        padding: list[torch.Tensor | None] = [None] * len(inputs)
+        if self.stage.balance is not None and segments is not None:
+            label_chunks = torch.split(labels, size), torch.split(segments, size)
+            padding = [find_padding(*chunks) for chunks in zip(*label_chunks, strict=True)]
         return [
             MicroBatch(*parts)
             for parts in zip(
-                inputs, targets, segment_chunks, places, pairs, labelled_rows, strict=True
+                inputs, targets, segment_chunks, places, pairs, labelled_rows, padding, strict=True
             )
         ]
 

@@ -178,7 +178,8 @@ class Mixture(nn.Module):
             weights, expert_ids, probabilities = self._route(x)
             order, blocks = RowBlocks.sort(expert_ids, self._sizes.count)
             if self._balance is not None and probabilities is not None:
-                self._balance.count(self._layer, probabilities, blocks.counts)
+                counts = self._token_counts(order, blocks)
+                self._balance.count(self._layer, probabilities, counts)
         choices = None
         if self._dropout is not None:
             choices = self._dropout.choices(expert_ids, len(hidden_states), self._sizes.count)
@@ -310,9 +311,26 @@ class Mixture(nn.Module):
             out = out.view(per, mesh.ep, room, -1).transpose(0, 1).flatten(0, 2)
             out = swap(out, even, even, mesh.ep_group)
         if self._balance is not None:
-            self._balance.drop((counts - room).clamp(min=0).sum())
+            is_token = self._choices_of_tokens(order)
+            dropped = place >= room
+            self._balance.drop((dropped if is_token is None else dropped * is_token).sum())
         row_of_choice = torch.empty_like(row).scatter_(0, order, row)
         return torch.cat([out, out.new_zeros(1, out.shape[1])])[row_of_choice]
+
+    def _choices_of_tokens(self, order: torch.Tensor) -> torch.Tensor | None:
+        """Integers [T * k]: 1 for sorted choices of tokens and 0 for those of padding; None: all
+        are of tokens.
+        """
+        is_token = None if self._balance is None else self._balance.is_token
+        return None if is_token is None else is_token[order // self._sizes.chosen, 0].int()
+
+    def _token_counts(self, order: torch.Tensor, blocks: RowBlocks) -> torch.Tensor:
+        """Integers [E]: the tokens, without padding, that chose each expert."""
+        is_token = self._choices_of_tokens(order)
+        if is_token is None:
+            return blocks.counts
+        before = F.pad(is_token.cumsum(0), (1, 0))
+        return before[blocks.ends] - before[blocks.ends - blocks.counts]
 
     def _compute_experts(
         self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None

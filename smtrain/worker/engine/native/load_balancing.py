@@ -1,7 +1,8 @@
 """The auxiliary loss that evens out the loads of experts, and the loads themselves.
 
 Of a micro-batch of T tokens and L layers, transformers computes E * sum over experts e of f_e *
-P_e: f_e is the share of the L * T tokens that chose e, P_e the mean of e's probability. It is one
+P_e: f_e is the share of the L * T tokens that chose e, P_e the mean of e's probability. Padding is
+no token, as under transformers' attention mask. It is one
 product of sums over all layers, so a stage of a pipeline needs the counts of all stages before its
 backward pass: they travel with the hidden states, and back with their gradients. f has no gradient.
 The loss of a step is the mean over its micro-batches and data-parallel ranks.
@@ -24,9 +25,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.base import RoutingMetrics
-from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.comm import ProcessMesh, to_device
+
+
+def find_padding(labels: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:
+    """The positions [B, S] that fill up a row, of labels and segments on the host; None if there are
+    none, or if rows have no segments: they are then one text.
+
+    The loader makes them the row's last segment, and only they have no label at all.
+    """
+    if segments is None:
+        return None
+    in_last = (segments == segments[:, -1:]).flip(1).cumprod(1).flip(1).bool()
+    has_label = (in_last & (labels != IGNORED_LABEL)).any(1, keepdim=True)
+    padding = in_last & ~has_label
+    return padding if bool(padding.any()) else None
 
 
 @dataclass
@@ -46,7 +62,11 @@ class RoutingCounts:
     """The choices of one micro-batch on a stage; the tensors are set by `Balance.join`."""
 
     tokens: int
-    """Tokens of the micro-batch, also on a stage without experts."""
+    """Tokens of the micro-batch on all ranks that share its rows, also on a stage without experts;
+    padding is none.
+    """
+    is_token: torch.Tensor | None = None
+    """fp32 [T, 1]: 1 for a token of this rank and 0 for padding; None: all are tokens."""
     choices: dict[int, LayerChoices] = field(default_factory=dict)
     """By layer; filled during the forward pass."""
     drops: list[torch.Tensor] = field(default_factory=list)
@@ -93,9 +113,16 @@ class Balance:
         self.together = not by_layer
         """The layers of all stages count together."""
 
-    def begin(self, tokens: int) -> RoutingCounts:
-        """Count for a new micro-batch of `tokens` tokens from now on."""
-        self._current = RoutingCounts(tokens)
+    def begin(self, tokens: int, padding: torch.Tensor | None = None) -> RoutingCounts:
+        """Count for a new micro-batch from now on, whose rows have `tokens` positions on this rank;
+        `padding` as in `find_padding`.
+        """
+        own_tokens, is_token = tokens * self._mesh.cp, None
+        if padding is not None:
+            own_tokens -= int(padding.sum())
+            is_token = (~self._mesh.own_tokens(padding)).float().reshape(-1, 1)
+            is_token = to_device(is_token, self._mesh.device)
+        self._current = RoutingCounts(max(1, own_tokens), is_token)
         return self._current
 
     def end(self) -> None:
@@ -116,6 +143,11 @@ class Balance:
                 self._current = previous
 
         return run
+
+    @property
+    def is_token(self) -> torch.Tensor | None:
+        """`RoutingCounts.is_token` of the micro-batch that counts now."""
+        return None if self._current is None else self._current.is_token
 
     @property
     def watching(self) -> bool:
@@ -147,9 +179,11 @@ class Balance:
     @torch.no_grad()
     def count(self, layer: int, probabilities: torch.Tensor, counts: torch.Tensor) -> None:
         """Add a layer's choices: the tokens [E] that chose each expert, and the probabilities [T,
-        E].
+        E] of all positions.
         """
         if self._current is not None and self._current.counting:
+            if self._current.is_token is not None:
+                probabilities = probabilities * self._current.is_token
             # Not torch.special.entr or xlogy, which Neuron may lack; an expert of probability 0
             # adds 0.
             logs = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
@@ -184,7 +218,6 @@ class Balance:
         counts, sums, *scalars = torch.split(flat, [number.numel() for number in numbers])
         routing.counts, routing.sums = counts.view_as(routing.counts), sums.view_as(routing.sums)
         routing.entropy, routing.dropped_choices = (number.view(()) for number in scalars)
-        routing.tokens *= self._mesh.cp
 
     def _total(self, numbers: list[torch.Tensor]) -> torch.Tensor:
         """The fp32 sum of the layers' numbers."""
@@ -282,8 +315,11 @@ class _BalanceProbabilities(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        slope = ctx.routed.slope
-        return (grad if slope is None else grad + slope[ctx.row]), None, None
+        slope, is_token = ctx.routed.slope, ctx.routed.is_token
+        if slope is None:
+            return grad, None, None
+        expert_slope = slope[ctx.row]
+        return grad + (expert_slope if is_token is None else is_token * expert_slope), None, None
 
 
 class _BalanceLogits(torch.autograd.Function):
@@ -312,4 +348,6 @@ class _BalanceLogits(torch.autograd.Function):
         expert_slope = slope[ctx.row]
         # The gradient of a softmax p from that of its result, g: p (g - sum of p g).
         router_gradient = probabilities * (expert_slope - (probabilities @ expert_slope)[:, None])
+        if ctx.routed.is_token is not None:
+            router_gradient = router_gradient * ctx.routed.is_token
         return grad + router_gradient.to(grad.dtype), None, None, None

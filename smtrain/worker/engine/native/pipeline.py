@@ -44,6 +44,8 @@ class MicroBatch(NamedTuple):
     """The pairs among the segments, if the loss is theirs."""
     labelled_rows: LabelledRows | None = None
     """The rows that need logits; None: all."""
+    padding: torch.Tensor | None = None
+    """`find_padding` on the host, if experts are balanced."""
 
 
 class Message(NamedTuple):
@@ -112,7 +114,9 @@ class Pipeline:
             x = batches[i].ids if h is None else h.hidden_states.requires_grad_()
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)
-            routing = None if balance is None else balance.begin(batches[i].ids.numel())
+            routing = None
+            if balance is not None:
+                routing = balance.begin(batches[i].ids.numel(), batches[i].padding)
             out = stage.hidden_states(x, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])
