@@ -26,6 +26,7 @@ _FORMATS = {
     "lr": ".4e",
     "tokens_per_s": ".1f",
     "mfu": ".4f",
+    "padding": ".4f",
     "data_wait": ".4f",
     "loss_scale": ".0f",
     "skipped": ".0f",

@@ -49,6 +49,11 @@ class Loader(Protocol):
         """Seconds that `batch` has waited for data so far."""
         ...
 
+    @property
+    def padding(self) -> int | None:
+        """Positions without a token in the batches so far; None: no row has any."""
+        ...
+
     def batch(self, samples_consumed: int) -> Batch: ...
 
 
@@ -183,7 +188,8 @@ class Trainer:
         lr = learning_rate(self._options, self.step)
         wait_seconds = self.loader.waited
         numbers = self.engine.begin_step(input_ids, labels, lr, *segments)
-        pending = PendingStep(self.step, samples, lr, numbers, wait_seconds, time.perf_counter())
+        launch_time, padding = time.perf_counter(), self.loader.padding
+        pending = PendingStep(self.step, samples, lr, numbers, wait_seconds, launch_time, padding)
         self.stall.beat(f"step {self.step}")
         return pending
 
@@ -222,7 +228,13 @@ class Trainer:
         )
         if self.log and (validation or is_logged):
             self.log.log(
-                pending.step, result, pending.lr, pending.wait_seconds, pending.samples, validation
+                pending.step,
+                result,
+                pending.lr,
+                pending.wait_seconds,
+                pending.samples,
+                validation,
+                pending.padding,
             )
         if (
             not self._unproven

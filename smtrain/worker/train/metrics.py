@@ -116,7 +116,7 @@ class MetricsLog:
         self._seq_len, self._flops, self._peak, self._ramp = seq_len, flops_per_token, peak, ramp
         self._since, self._samples = time.perf_counter(), samples
         self._total = total_steps
-        self._wait_seconds = 0.0
+        self._wait_seconds, self._padding = 0.0, 0
         self._bar: Any = None
         if sys.stdout.isatty():
             from rich.progress import (
@@ -147,9 +147,12 @@ class MetricsLog:
         wait_seconds: float,
         samples: range,
         validation: ValidationResult | None = None,
+        padding: int | None = None,
     ) -> None:
         """Record one step with its samples, and the validation after it.
 
+        Rates count all positions of the rows, as the plan does; `padding` are those without a token
+        in the run's batches so far, whose share since the last record is logged.
         Rates are the mean from the time at which the device had the last record's numbers to the
         time at which it had these, without the time of the validation. `wait_seconds` is the total
         time that the run had waited for data when the step began. A skipped step has `skipped`
@@ -158,7 +161,8 @@ class MetricsLog:
         validation_seconds = validation.seconds if validation else 0.0
         ready = time.perf_counter() - validation_seconds if result.ready is None else result.ready
         work_seconds = ready - self._since
-        rate = self._seq_len * (samples.stop - self._samples) / work_seconds
+        positions = self._seq_len * (samples.stop - self._samples)
+        rate = positions / work_seconds
         data_wait = (wait_seconds - self._wait_seconds) / work_seconds
         # The validation came after these numbers, so the next record's time would have it.
         self._since = ready + validation_seconds
@@ -177,9 +181,11 @@ class MetricsLog:
             "lr": lr,
             "tokens_per_s": rate,
             **({"mfu": rate * self._flops / self._peak} if self._peak else {}),
+            **({} if padding is None else {"padding": (padding - self._padding) / positions}),
             "data_wait": data_wait,
             **(validation.numbers() if validation else {}),
         }
+        self._padding = padding or 0
         self._write(step, f"loss {result.loss:.4f}", record)
         for name, norm in result.param_norms.parts.items() if result.param_norms else ():
             for board in self._boards:

@@ -27,6 +27,8 @@ class PendingStep(NamedTuple):
     """Seconds that the run had waited for data when the step began."""
     launch_time: float
     """`time.perf_counter()` when the device had all of its work."""
+    padding: int | None = None
+    """Positions without a token in the run's batches up to this one; None: no row has any."""
 
     def read(self, previous_ready: float) -> StepResult:
         """Wait for the result, and note when the device had it; it had that of the step before at

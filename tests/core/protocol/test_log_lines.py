@@ -24,6 +24,7 @@ NAMES = (
     "lr",
     "tokens_per_s",
     "mfu",
+    "padding",
     "data_wait",
     "val_loss",
     "val_ppl",

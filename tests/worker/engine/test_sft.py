@@ -20,6 +20,7 @@ from smtrain.worker.data.load.order import Packing
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.engine.base import ParallelOptions
+from smtrain.worker.engine.native.load_balancing import find_padding
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.engine.cases import CONFIGS, engine, mesh, transformers_model
 from tests.worker.engine.world import World
@@ -92,6 +93,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         say=lambda _: None,
     )
     return folder / "out"
+
+
+def test_the_padding_of_global_batches_is_counted_on_the_rank_that_logs(data: Path) -> None:
+    options: Any = {"seq_len": SEQ_LEN, "global_batch_size": ROWS, "dp_size": 2, "seed": SEED}
+    loaders = [TokenLoader(data, dp_rank=rank, vocab_size=512, **options) for rank in range(2)]
+    expected = 0
+    for batch in range(BATCHES):
+        for loader in loaders:
+            _, labels, segments = loader.batch(batch * ROWS)
+            padding = find_padding(labels, segments)
+            expected += 0 if padding is None else int(padding.sum())
+        assert loaders[0].padding == expected > 0
+    assert loaders[1].padding is None
+    for loader in loaders:
+        loader.close()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])

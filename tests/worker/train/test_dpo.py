@@ -131,6 +131,7 @@ def test_the_first_step_and_validation_have_the_loss_of_equal_models(known: Reco
         known[5]["rewards/chosen"] - known[5]["rewards/rejected"]
     )
     assert known[5]["val_margins"] > 0
+    assert all(0 < known[step]["padding"] < 1 for step in known if step)
 
 
 def test_killed_it_resumes_with_the_same_numbers(two: World, shell: Shell, known: Records) -> None:

@@ -27,6 +27,7 @@ class Batches:
     """The loader's part of a tiny run."""
 
     waited = 0.0
+    padding = None
 
     def batch(self, samples_consumed: int) -> Any:
         return cases.batch(cases.CONFIGS["llama"], samples_consumed // cases.BATCH)

@@ -149,6 +149,18 @@ def test_a_step_that_was_skipped_says_so_in_place_of_its_norm(
     assert "step=1 loss=2.000000 loss_scale=65536 skipped=1 lr=" in capsys.readouterr().out
 
 
+def test_the_share_of_padding_is_that_of_the_positions_since_the_last_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MetricsLog(tmp_path, **RUN)
+    log.log(1, StepResult(2.0, 1.5), 1e-4, 0.0, range(8), padding=1024)
+    log.log(3, StepResult(2.0, 1.5), 1e-4, 0.0, range(16, 24), padding=1024 + 512)
+    log.close()
+    one, two = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (one["padding"], two["padding"]) == (1024 / (8 * 512), 512 / (16 * 512))
+    assert " padding=0.2500 data_wait=" in capsys.readouterr().out
+
+
 def test_norms_of_parameters_and_the_batch_of_a_ramp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ class Device:
     done: list[float] = field(default_factory=lambda: [0.0])
     rank: int = 0
     waited: float = 0.0
+    padding = None
 
     def begin_step(self, *args: Any) -> Callable[[], StepResult]:
         number = len(self.done) - 1

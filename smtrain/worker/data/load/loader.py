@@ -92,6 +92,10 @@ class TokenLoader:
         self.samples = self.manifest.samples
         self.waited = 0.0
         """Seconds that `batch` has waited for data so far."""
+        self.padding: int | None = None
+        """Positions without a token in the global batches so far; None for text, whose rows are
+        full, and on ranks that do not log.
+        """
         self.deal = Deal(dp_rank, dp_size, batch_at or (lambda samples: global_batch_size))
         self.rows = rows_of(
             folder,
@@ -115,7 +119,7 @@ class TokenLoader:
         # one thread packs rows
         self._readers = ThreadPoolExecutor(READERS if text else 1, thread_name_prefix="read-ahead")
         self._most = AHEAD if text else 1
-        self._ahead: dict[int, Future[tuple[torch.Tensor, ...]]] = {}
+        self._ahead: dict[int, Future[tuple[tuple[torch.Tensor, ...], int | None]]] = {}
 
     def batch(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
         """This rank's part of the global batch that follows `samples_consumed` samples.
@@ -131,13 +135,22 @@ class TokenLoader:
             self._ahead.pop(batch_start).cancel()
         for batch_start in batch_starts:
             if batch_start not in self._ahead:
-                self._ahead[batch_start] = self._readers.submit(
-                    self.rows.batch, self.deal.rank_samples(batch_start)
-                )
+                self._ahead[batch_start] = self._readers.submit(self._read, batch_start)
         began = time.perf_counter()
-        batch = self._ahead.pop(samples_consumed).result()
+        batch, padding = self._ahead.pop(samples_consumed).result()
         self.waited += time.perf_counter() - began
+        if padding is not None:
+            self.padding = (self.padding or 0) + padding
         return batch
+
+    def _read(self, samples_consumed: int) -> tuple[tuple[torch.Tensor, ...], int | None]:
+        """This rank's batch, and the padding of the global one on the rank that logs."""
+        batch = self.rows.batch(self.deal.rank_samples(samples_consumed))
+        if self.deal.rank:
+            return batch, None
+        return batch, self.rows.padding(
+            range(samples_consumed, self.deal.following(samples_consumed))
+        )
 
     def close(self) -> None:
         self._closing.set()

@@ -35,6 +35,10 @@ class Rows(Protocol):
         """
         ...
 
+    def padding(self, numbers: range) -> int | None:
+        """The positions of these rows that hold no token; None for text, whose rows are full."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -142,6 +146,9 @@ class TextRows:
         batch = torch.from_numpy(ids), torch.from_numpy(labels)
         return batch if self._starts is None else (*batch, torch.from_numpy(segments))
 
+    def padding(self, numbers: range) -> None:
+        return None
+
     def close(self) -> None:
         for files in self._free:
             files.close()
@@ -225,7 +232,8 @@ class SampleRows:
 
     def __init__(self, samples: Samples, seq_len: int, seed: int) -> None:
         self.samples, self._seq_len = samples, seq_len
-        self.packing = Packing(seed, samples.lengths - 1, seq_len)
+        self._positions = samples.lengths - 1
+        self.packing = Packing(seed, self._positions, seq_len)
 
     @property
     def epoch_rows(self) -> int:
@@ -233,6 +241,10 @@ class SampleRows:
 
     def batch(self, numbers: Sequence[int | None]) -> tuple[torch.Tensor, ...]:
         return self.rows([[] if number is None else self.packing.row(number) for number in numbers])
+
+    def padding(self, numbers: range) -> int:
+        samples = [sample for number in numbers for sample in self.packing.row(number)]
+        return len(numbers) * self._seq_len - int(self._positions[samples].sum())
 
     def rows(self, numbers: list[list[int]]) -> tuple[torch.Tensor, ...]:
         """Rows of the samples of these numbers: (input_ids, labels, segments)."""
@@ -250,7 +262,7 @@ class PairRows(SampleRows):
 
     def __init__(self, samples: Samples, seq_len: int, seed: int, *, packing: bool) -> None:
         super().__init__(samples, seq_len, seed)
-        positions = (samples.lengths - 1).reshape(-1, 2).sum(-1)
+        positions = self._positions = (samples.lengths - 1).reshape(-1, 2).sum(-1)
         if (positions > seq_len).any():
             raise DataError(
                 f"a pair of the prepared data does not fit into a row of {seq_len}; prepare it"
