@@ -197,11 +197,15 @@ class Cloud:
 
     # ---- OSS
     def listing(self, uri: str) -> list[dict[str, Any]]:
-        """Key, Size and ETag of everything below a URI."""
+        """Key, Size and ETag of everything below a URI, or of the object of exactly this name.
+
+        OSS matches beginnings of keys, so `data` would match `data2/x` too; PAI mounts folders.
+        """
         import_oss()
         import oss2
 
         bucket, prefix = split_uri(uri)
+        folder = f"{prefix}/" if prefix and not prefix.endswith("/") else prefix
         return self._store(
             f"list {uri}",
             lambda: [
@@ -210,6 +214,7 @@ class Cloud:
                     self._bucket(bucket), prefix=prefix, max_keys=1000
                 )
                 if not item.key.endswith("/")
+                and (item.key == prefix or item.key.startswith(folder))
             ],
         )
 

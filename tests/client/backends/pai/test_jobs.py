@@ -306,6 +306,9 @@ def test_check_finds_faults_before_anything_is_paid_for(
 ) -> None:
     raw["pai"].update(ecs_spec="ecs.gn7e-c16g1.16xlarg", storage="oss://other/smtrain")
     raw["model"]["path"] = "oss://bucket/none"
+    sibling = cloud.bucket("bucket") / "none2/config.json"  # of a prefix with the same beginning
+    sibling.parent.mkdir()
+    sibling.write_text("{}")
     faults = {finding.check: str(finding) for finding in smtrain.check(raw).faults}
     assert (
         "set pai.ecs_spec to one that it offers, such as ecs.gn7e-c16g1.16xlarge"
