@@ -36,7 +36,7 @@ class Rank(str, Enum):
     work="planning the run",
     groups={
         "The run": "--set --target --model",
-        "What to choose among": "--machines --machine-file --best --rank --budget --deadline",
+        "What to choose among": "--machines --machine-file --best --cheapest --rank --budget --deadline",
         "Numbers to go by": "--prices --measured --probe",
         "Output": "--tokens --json",
     },
@@ -72,6 +72,13 @@ def plan(
     best: Annotated[
         bool, typer.Option("--best", help="Plan the best mesh, not the config's.")
     ] = False,
+    cheapest: Annotated[
+        bool,
+        typer.Option(
+            "--cheapest",
+            help="Rank all machines, regions and kinds of price by dollars; plan the cheapest.",
+        ),
+    ] = False,
     prices: Annotated[
         Path | None, typer.Option(help="TOML file whose rows override the shipped prices.")
     ] = None,
@@ -98,8 +105,7 @@ def plan(
     does not fit.
 
     $ smtrain plan run.yaml  # the config as it is, and the five fastest meshes
-    $ smtrain plan run.yaml --best --machines ml.trn1.32xlarge:8 --machines ml.trn1.32xlarge:16 --budget 5000
-        # the best way within a budget
+    $ smtrain plan run.yaml --cheapest --deadline 24  # all machines at all prices, by dollars
     """
     from smtrain.client.config.load import draft
     from smtrain.client.planner.machines import parse_machine
@@ -137,6 +143,7 @@ def plan(
             budget=budget,
             deadline_hours=deadline,
             best=best,
+            cheapest=cheapest,
             prices=prices,
             machine_file=machine_file,
             measured=rate,

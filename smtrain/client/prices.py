@@ -91,6 +91,11 @@ class Prices:
         self._prices = [Price(**row) for row in self._rows]
         self._prices += extra_prices
 
+    @property
+    def rows(self) -> tuple[Price, ...]:
+        """All known prices; of two for the same machine, region and kind the later one counts."""
+        return tuple(self._prices)
+
     def prices_of(self, type_: str, region: str | None) -> list[Price]:
         """The price of each known kind for a type."""
         prices = (self.find(type_, option, region) for option in KINDS_OF_PRICE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from math import exp, inf
 from pathlib import Path
@@ -32,6 +33,17 @@ from smtrain.client.planner.memory import (
     checkpoint_bytes,
     host_memory,
     worst_core,
+)
+from smtrain.client.planner.offers import (
+    Offer,
+    Seller,
+    at_price,
+    chosen_offer,
+    describe_unpriced,
+    no_offer,
+    numbers_of,
+    rank_offers,
+    types_for_sale,
 )
 from smtrain.client.planner.preparing import preparing_warnings
 from smtrain.client.planner.resolve import subject
@@ -87,6 +99,7 @@ def plan(
     budget: float | None = None,
     deadline_hours: float | None = None,
     best: bool = False,
+    cheapest: bool = False,
     prices: str | Path | None = None,
     machine_file: str | Path | None = None,
     measured: float | None = None,
@@ -109,6 +122,9 @@ def plan(
         budget: Leave out choices that cost more US dollars than this.
         deadline_hours: Leave out choices that take more hours than this.
         best: Plan the best mesh instead of the config's.
+        cheapest: Rank all machines that SageMaker sells (or `machines`), in the config's region or
+            in those of known prices, at every kind of price, by the dollars of the whole run
+            (`Plan.offers`), and plan the cheapest.
         prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME,
             if it exists.
         machine_file: A YAML file of machines; those in the config's `machines` win. Default:
@@ -140,7 +156,9 @@ def plan(
     """
     _check_limits(budget=budget, deadline_hours=deadline_hours, measured=measured)
     pairs = [parse_machine(item) if isinstance(item, str) else item for item in machines]
-    of_instances = bool(pairs or best or budget is not None or deadline_hours is not None)
+    of_instances = bool(
+        pairs or best or cheapest or budget is not None or deadline_hours is not None
+    )
     config, shape = subject(
         source,
         model,
@@ -159,6 +177,16 @@ def plan(
         [*own_price_rows(own_machines), *price_given(config.compute)],
         config.target,
     )
+    unpriced_for_sale: list[str] = []
+    if cheapest:
+        if not TARGETS[config.target].rented:
+            raise ConfigError(
+                f"target: {config.target} has no machines for sale; give `--target aws`, or leave"
+                " --cheapest out",
+                code="config.combination",
+            )
+        for_sale, unpriced_for_sale = types_for_sale(config, price_table)
+        pairs = pairs or numbers_of(for_sale, config)
     requested_machines = [
         machine_of(t, n, own_machines, config.compute.environment) for t, n in pairs
     ]
@@ -173,7 +201,9 @@ def plan(
     )
     speed_correction = correction(work, measured_machine, mesh, measured)
     limits = Limits(budget, deadline_hours)
-    by_cost = rank_by == "cost" or limits.only_deadline
+    offers: tuple[Offer, ...] = ()
+    chosen = 0
+    by_cost = rank_by == "cost" or limits.only_deadline or cheapest
     market = _Market(
         config,
         tuple(requested_machines) or (machine,),
@@ -183,6 +213,20 @@ def plan(
         own_machines,
     )
     ways = market.ways(work, machine, every_mesh=market.by_cost or bool(limits.names))
+    if cheapest:
+        seller = Seller(partial(market.cost_of, work), partial(_log_width, market, work))
+        offers = rank_offers(config, [c for c, _ in ways], price_table, limits, seller)
+        if not offers:
+            raise no_offer(limits)
+        chosen = chosen_offer(config, offers)
+        offer = offers[chosen]
+        config = at_price(config, offer.kind, offer.region)
+        market = replace(market, config=config)
+        ways = [
+            (c, market.cost_of(work, config, c))
+            for c, _ in ways
+            if (c.machine.type, c.machine.count) == (offer.type, offer.count)
+        ]
     choices = market.rank(way for way in ways if limits.allows(way[1]))
     unpriced_types = market.unpriced_types([c for c, _ in ways]) if budget is not None else []
     beyond = limits.gains_without(ways)
@@ -218,7 +262,16 @@ def plan(
             f"no price is known for {' and '.join(unpriced_types)}, which the budget therefore"
             " leaves out"
         )
-    return replace(result, relaxed=tuple(beyond), warnings=tuple(warnings))
+    if unpriced_for_sale and "engine" in config.train.model_fields_set:
+        warnings.append(
+            f"train.engine: only machines of {config.train.engine} are ranked; leave it out to rank"
+            " all"
+        )
+    if unpriced_for_sale:
+        warnings.append(describe_unpriced(unpriced_for_sale))
+    return replace(
+        result, relaxed=tuple(beyond), warnings=tuple(warnings), offers=offers, chosen_offer=chosen
+    )
 
 
 def _on_own_machine(
@@ -303,7 +356,7 @@ class _Market:
             same_machine = self._by_time(self.config, [m for m in self.machines if m == machine])
             others = (c for c in same_machine if c not in legal_candidates)
             legal_candidates += islice(_legal(self.config, others), 1)
-        return [(c, self._cost(work, c)) for c in legal_candidates]
+        return [(c, self.cost_of(work, self.config, c)) for c in legal_candidates]
 
     def rank(self, ways: Iterable[Way]) -> list[Way]:
         return sorted(ways, key=lambda way: dollars(way[1]) if self.by_cost else way[1].train_hours)
@@ -321,11 +374,21 @@ class _Market:
     def _by_time(self, config: JobConfig, machines: Sequence[Machine]) -> Iterator[Candidate]:
         return fastest_first(_searches(config, machines), self.correction.of)
 
-    def _cost(self, work: Work, way: Candidate) -> Cost:
+    def cost_of(self, work: Work, config: JobConfig, way: Candidate) -> Cost:
         """The cost of all steps, of which a batch ramp makes the first shorter."""
-        mean = way.step_s * ramp_share(work, way.machine, way.mesh, self.config.train.batches())
-        config = _on_own_machine(self.config, way.machine, self.own_machines)
+        mean = way.step_s * ramp_share(work, way.machine, way.mesh, config.train.batches())
+        config = _on_own_machine(config, way.machine, self.own_machines)
         return _cost(config, work, way.machine, config.train.steps, mean, self.prices)
+
+
+def _log_width(market: _Market, work: Work, way: Candidate) -> float:
+    """Logarithm of the factor that the speed of a mesh may be off by."""
+    config = market.config
+    is_unpublished = _engine(config, way.machine) == "native" and way.machine.neuron
+    nearest_run = nearest(work, way.machine, way.mesh)
+    return width_of(
+        work, way.machine, nearest_run, market.correction, is_unpublished=is_unpublished
+    )
 
 
 def _step_s(way: Candidate) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from smtrain.client.planner.cost import Saving
 from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.machines import Mesh
+from smtrain.client.planner.offers import Offer, table_lines
 from smtrain.client.prices import Price
 from smtrain.core.config.units import format_parameters, spell
 from smtrain.core.text import span
@@ -92,6 +93,10 @@ class Plan:
     """The other known prices of the train stage's machines: on demand, spot, reserved."""
     gpu_options: GpuOptions | None = None
     """Prices of train.compile and train.deterministic, on GPUs whose kernels are known."""
+    offers: tuple[Offer, ...] = ()
+    """All machines, regions and kinds of price, cheapest first (`cheapest`)."""
+    chosen_offer: int = 0
+    """The place of this plan among `offers`: the first whose machines need no commitment."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinities become None."""
@@ -217,7 +222,9 @@ def summary(plan: Plan) -> str:
             f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps"
             " loses least"
         )
-    if plan.choices:
+    if plan.offers:
+        lines += ["", *table_lines(plan.offers, plan.chosen_offer)]
+    elif plan.choices:
         lines += ["", "choices, by the middle of their intervals" if is_wide(plan) else "choices"]
         lines += [_row(i, c) for i, c in enumerate(plan.choices, 1)]
     if plan.relaxed:
