@@ -28,6 +28,7 @@ SURFACE = {
         "--deadline",
         "--rank",
         "--best",
+        "--cheapest",
         "--prices",
         "--machine-file",
         "--measured",

@@ -79,6 +79,37 @@ def test_instance_preferences_get_the_first_type_that_there_is(
     assert resources["InstancePreferences"] == preferences
 
 
+@pytest.mark.parametrize(
+    ("counts", "more", "message"),
+    [
+        ((2, None), {}, "on every preference, or once"),
+        ((2, 2), {"InstanceCount": 2}, "on every preference, or once"),
+        ((None, None), {}, "on every preference, or once"),
+    ],
+)
+def test_counts_of_preferences_follow_awss_rules(
+    client: Client, counts: tuple[int | None, int | None], more: dict[str, Any], message: str
+) -> None:
+    kinds = ("ml.g5.12xlarge", "ml.g6.12xlarge")
+    preferences = [
+        {"InstanceType": kind, **({"InstanceCount": count} if count else {})}
+        for kind, count in zip(kinds, counts, strict=True)
+    ]
+    resources = {"VolumeSizeInGB": 1, "InstancePreferences": preferences, **more}
+    code, told = refused(lambda: client.start("true", ResourceConfig=resources))
+    assert code == "ValidationException"
+    assert message in told
+
+
+def test_a_preference_may_appear_once_and_takes_the_count_of_the_job(client: Client) -> None:
+    twice = [{"InstanceType": "ml.g5.12xlarge"}] * 2
+    resources = {"VolumeSizeInGB": 1, "InstanceCount": 2, "InstancePreferences": twice}
+    _, told = refused(lambda: client.start("true", ResourceConfig=resources))
+    assert "can appear only once" in told
+    job = client.completed("true", ResourceConfig={**resources, "InstancePreferences": twice[:1]})
+    assert job["ResourceConfig"]["SelectedInstanceCount"] == 2
+
+
 def test_quotas_are_kept_by_use_and_count_what_runs(plane: Plane, client: Client) -> None:
     kind = "ml.trn1.32xlarge"
     plane.quota(f"{kind} for training job usage", 2)

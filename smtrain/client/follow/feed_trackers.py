@@ -18,6 +18,7 @@ from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import home, parse_json
 from smtrain.core.git import commit_of, describe_commit
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, machine_record, step_record
+from smtrain.core.protocol.requests import groups_of
 from smtrain.core.text import Say
 from smtrain.core.tracking.buffer import Buffered, open_trackers
 from smtrain.core.tracking.settings import (
@@ -145,7 +146,9 @@ def tracked_of(job: Job, description: dict[str, Any]) -> TrackedRun:
         if source and name != "config"
     }
     run_parameters["machines"] = json.dumps(
-        description["ResourceConfig"].get("InstanceType", "groups")
+        "groups"
+        if description["ResourceConfig"].get("InstanceGroups")
+        else groups_of(description)[0][0]
     ).strip('"')
     stamp = f"{description['CreationTime']:%Y%m%dT%H%M%S}"
     return TrackedRun(

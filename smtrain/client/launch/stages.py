@@ -148,14 +148,7 @@ class Chain:
         bundle = build_bundle()
         root = self.config.output.s3_uri
         code_uri = f"{root}/code/{bundle.sha256[:16]}/"
-        job_config = job_stage.keys(self.config)
-        if (
-            stage == "train" and "train" in job_config
-        ):  # the job needs what its machines decide, its name does not
-            job_config = {
-                **job_config,
-                "train": {**job_config["train"], **machine_keys(for_machines(self.config).train)},
-            }
+        job_config = _job_config(self.config, stage)
         text = (json.dumps(job_config, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(job_config)[:16]}/"
         listings = listings_of(self.target, self.given, inputs) if self.look else {}
@@ -165,12 +158,12 @@ class Chain:
         needed_uploads = [
             upload for upload in self.resolved.uploads if upload.uri in inputs.values()
         ]
+        arguments = (stage, name, inputs, code_uri, config_uri, self.resolved.model_config)
+        request = create_training_job(self.config, *arguments)
         return StagePlan(
             stage,
             base,
-            create_training_job(
-                self.config, stage, name, inputs, code_uri, config_uri, self.resolved.model_config
-            ),
+            self._with_preferences(request, job_config, arguments) or request,
             (
                 *needed_uploads,
                 Upload(code_uri, (("bundle.tar.gz", bundle.data),)),
@@ -184,6 +177,24 @@ class Chain:
             ),
             listings,
         )
+
+    def _with_preferences(
+        self, request: dict[str, Any], job_config: dict[str, Any], arguments: tuple[Any, ...]
+    ) -> dict[str, Any] | None:
+        """The request for all types at once, if SageMaker can choose among them; else None."""
+        if arguments[0] != "train" or not self.config.compute.fallback_instance_types:
+            return None
+        from smtrain.client.launch.preferences import with_preferences
+        from smtrain.client.planner.fallback import variants
+
+        fallbacks = list(variants(self.config))
+        if any(
+            _without_type(_job_config(fallback, "train")) != _without_type(job_config)
+            for fallback in fallbacks
+        ):
+            return None
+        requests = [create_training_job(fallback, *arguments) for fallback in fallbacks]
+        return with_preferences(self.config, request, requests)
 
     def output(self, stage: Stage) -> str | None:
         """s3:// prefix of the result of the stage's finished job; None if it has not been done."""
@@ -266,3 +277,18 @@ class Chain:
 
     def _list_jobs(self, stage: Stage) -> list[Job]:
         return jobs_of(self.target, self.config.name, stage) if self.look else []
+
+
+def _job_config(config: JobConfig, stage: Stage) -> dict[str, Any]:
+    """The keys of a config that a stage's job reads."""
+    keys = stage_named(stage).keys(config)
+    if stage == "train" and "train" in keys:
+        # The job needs what its machines decide, its name does not.
+        keys = {**keys, "train": {**keys["train"], **machine_keys(for_machines(config).train)}}
+    return keys
+
+
+def _without_type(job_config: dict[str, Any]) -> dict[str, Any]:
+    """A job's config without the instance type, which a container reads from SageMaker."""
+    compute = {k: v for k, v in job_config.get("compute", {}).items() if k != "instance_type"}
+    return {**job_config, "compute": compute}

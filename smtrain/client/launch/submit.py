@@ -30,7 +30,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
-from smtrain.core.protocol.requests import groups_of
+from smtrain.core.protocol.requests import groups_of, spare_types
 from smtrain.core.text import Say
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait
         )
     compute = chain.config.compute
-    ways = [(chain, plan), *_fallbacks(chain, plan)]
+    is_chosen_by_aws = bool(spare_types(plan.request))
+    ways = [(chain, plan), *([] if is_chosen_by_aws else _fallbacks(chain, plan))]
     waits_for_machines = bool(compute.capacity_wait or len(ways) > 1)
     uploaded_numbers: set[int] = set()
     patience: Backoff | None = None
@@ -77,8 +78,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             job = _Attempt(way, way_plan, say, again).create()
             if not waits_for_machines or _has_machines(job, say):
                 return job
-            (kind, _), *_ = groups_of(way_plan.request)
-            say(f"{job.name}: AWS has no {kind} now")
+            say(f"{job.name}: AWS has no {_types(way_plan)} now")
             next_plan = replace(
                 way_plan,
                 request={**way_plan.request, "TrainingJobName": _next_name(way_plan, job.name)},
@@ -87,7 +87,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
         assert patience is not None
         pause = patience.pause()
         if pause is None:
-            kinds = ", ".join(kind for _, p in ways for kind, _ in groups_of(p.request))
+            kinds = ", ".join(_types(way_plan) for _, way_plan in ways)
             raise JobError(
                 f"AWS had no {kinds} for {spell(time.monotonic() - patience.began)}; try later or"
                 " another region, wait longer with compute.capacity_wait, or name other types in"
@@ -121,6 +121,12 @@ def _fallbacks(chain: Chain, plan: StagePlan) -> list[tuple[Chain, StagePlan]]:
 
     chains = [Chain(fallback, chain.target, look=chain.look) for fallback in variants(chain.config)]
     return [(fallback, fallback.plan(plan.stage)) for fallback in chains]
+
+
+def _types(plan: StagePlan) -> str:
+    """The instance types that a request may get, in words."""
+    (kind, _), *_ = groups_of(plan.request)
+    return " or ".join([kind, *spare_types(plan.request)])
 
 
 def _next_name(plan: StagePlan, name: str) -> str:

@@ -23,10 +23,12 @@ KEY = "compute.fallback_instance_types"
 
 
 def variants(config: JobConfig) -> Iterator[JobConfig]:
-    """The config with each fallback type as its instance type, in order."""
+    """The config with each fallback type as its instance type, in order; a training plan is of the
+    first type only.
+    """
     for type_ in config.compute.fallback_instance_types:
         compute = config.compute.model_copy(
-            update={"instance_type": type_, "fallback_instance_types": ()}
+            update={"instance_type": type_, "fallback_instance_types": (), "training_plan": None}
         )
         yield config.model_copy(update={"compute": compute})
 

@@ -48,8 +48,11 @@ NEWER = ("MlflowConfig", "ModelPackageConfig")
 
 
 def newer_fields(request: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that are added to what an SDK sends."""
-    return {key: request[key] for key in NEWER if key in request}
+    """The fields of a request that are added to what an SDK sends, or replace it."""
+    names = [*NEWER]
+    if "InstancePreferences" in request["ResourceConfig"]:  # SDK v2 has no argument for them
+        names.append("ResourceConfig")
+    return {key: request[key] for key in names if key in request}
 
 
 def session_arguments(target: SageMakerBackend, request: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from smtrain.client.sdk.session import (
     session_arguments,
     watch,
 )
+from smtrain.core.protocol.requests import groups_of
 
 
 class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
@@ -139,7 +140,7 @@ def _estimator(
         output_path=output["S3OutputPath"],
         output_kms_key=output.get("KmsKeyId"),
         disable_output_compression=output["CompressionType"] == "NONE",
-        instance_type=resources.get("InstanceType"),
+        instance_type=groups_of(request)[0][0] if "InstanceGroups" not in resources else None,
         instance_count=resources.get("InstanceCount"),
         instance_groups=_groups(resources),
         volume_size=resources["VolumeSizeInGB"],

@@ -25,6 +25,7 @@ from smtrain.client.sdk.session import (
     session_arguments,
     watch,
 )
+from smtrain.core.protocol.requests import groups_of
 
 
 class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
@@ -140,7 +141,9 @@ def trainer(
                 kms_key_id=output.get("KmsKeyId"),
             ),
             compute=configs.Compute(
-                instance_type=resources.get("InstanceType"),
+                instance_type=(
+                    groups_of(request)[0][0] if "InstanceGroups" not in resources else None
+                ),
                 instance_count=resources.get("InstanceCount"),
                 instance_groups=_groups(resources),
                 volume_size_in_gb=resources["VolumeSizeInGB"],

@@ -56,8 +56,8 @@ class Compute(Section):
     training_plan: str | None = Field(
         None, pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+$"
     )
-    """ARN of a SageMaker training plan, whose reserved machines the train stage uses
-    (TrainingPlanArn).
+    """ARN of a SageMaker training plan, whose reserved machines of instance_type the train stage
+    uses (TrainingPlanArn).
     """
     infra_check: bool = False
     """SageMaker tests hardware and network of the train stage's machines before it starts

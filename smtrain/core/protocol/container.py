@@ -57,6 +57,16 @@ class Container:
         return cls(root, hosts, str(host))
 
     @property
+    def instance_type(self) -> str | None:
+        """The type of this host, which SageMaker may have selected from several; None elsewhere."""
+        try:
+            resources = read_object(self.root / "input/config/resourceconfig.json")
+        except (OSError, ValueError):
+            return None
+        type_ = resources.get("current_instance_type")
+        return type_ if isinstance(type_, str) else None
+
+    @property
     def host_rank(self) -> int:
         return self.hosts.index(self.host)
 

@@ -61,7 +61,9 @@ def full_status(description: Mapping[str, Any]) -> str:
 def machines_of(description: Mapping[str, Any]) -> str:
     """The machines of a job for display: `2 x ml.trn1.32xlarge`, or the name of this machine."""
     if not is_of_here(description):
-        return " + ".join(f"{count} x {kind}" for kind, count in groups_of(description))
+        return " + ".join(f"{count} x {kind}" for kind, count in groups_of(description)) + (
+            f" or {' or '.join(spare)}" if (spare := spare_types(description)) else ""
+        )
     hosts = sum(count for _, count in groups_of(description))
     return name_here() if hosts == 1 else f"{hosts} hosts on {name_here()}"
 
@@ -86,8 +88,28 @@ def rate_changes(
 
 
 def groups_of(description: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """(instance type, count) of each instance group of a job; one for a job without groups."""
+    """(instance type, count) of each instance group of a job; one for a job without groups.
+
+    Of InstancePreferences the selected type counts, and the first one until a type is selected.
+    """
     resources = description["ResourceConfig"]
     if groups := resources.get("InstanceGroups"):
         return [(group["InstanceType"], group["InstanceCount"]) for group in groups]
-    return [(resources.get("InstanceType", "unknown"), resources.get("InstanceCount", 1))]
+    first = (resources.get("InstancePreferences") or [resources])[0]
+    type_ = resources.get("SelectedInstanceType") or first.get("InstanceType", "unknown")
+    count = (
+        resources.get("SelectedInstanceCount")
+        or first.get("InstanceCount")
+        or resources.get("InstanceCount", 1)
+    )
+    return [(type_, count)]
+
+
+def spare_types(description: Mapping[str, Any]) -> list[str]:
+    """The types that SageMaker may select if the first one has no capacity; empty once it has
+    selected one.
+    """
+    resources = description["ResourceConfig"]
+    if resources.get("SelectedInstanceType"):
+        return []
+    return [entry["InstanceType"] for entry in (resources.get("InstancePreferences") or [])[1:]]

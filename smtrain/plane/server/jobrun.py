@@ -104,7 +104,9 @@ class JobRun(threading.Thread):
             if enough and preferences:
                 preference = preferences[kind_shortages.index(None)]
                 resources["SelectedInstanceType"] = preference["InstanceType"]
-                resources["SelectedInstanceCount"] = preference.get("InstanceCount", 1)
+                resources["SelectedInstanceCount"] = (
+                    preference.get("InstanceCount") or resources["InstanceCount"]
+                )
             if enough:
                 return None
             if self.job.state["secondary"] != "Pending":

@@ -278,7 +278,9 @@ def hosts_of(request: dict[str, Any]) -> list[tuple[str, str, str]]:
                 "InstanceGroupName": "homogeneousCluster",
                 "InstanceType": resources.get("SelectedInstanceType") or first["InstanceType"],
                 "InstanceCount": (
-                    resources.get("SelectedInstanceCount") or first.get("InstanceCount", 1)
+                    resources.get("SelectedInstanceCount")
+                    or first.get("InstanceCount")
+                    or resources.get("InstanceCount", 1)
                 ),
             }
         ]

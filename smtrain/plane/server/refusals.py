@@ -99,6 +99,8 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
             f"ResourceConfig.TrainingPlanArn cannot be honoured: {PLANE_NAME} has no reserved"
             " machines; leave it out here"
         )
+    if fault := _preferences_fault(resources):
+        return fault
     if resources.get("InstanceType") and "InstanceCount" not in resources:
         return "ResourceConfig.InstanceCount is required with InstanceType"
     machines = resources.get(keys[0])
@@ -110,6 +112,32 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
         disks := next((kind for kind in kinds if not takes_volume(kind)), None)
     ):
         return f"VolumeKmsKeyId is not supported for {disks}, which has its own storage"
+    return None
+
+
+def _preferences_fault(resources: dict[str, Any]) -> str | None:
+    """The rules that botocore's model (1.44.8) describes for InstancePreferences."""
+    preferences = resources.get("InstancePreferences") or []
+    if not preferences:
+        return None
+    if any(entry.get("TrainingPlanArns") for entry in preferences):
+        return (
+            f"InstancePreferences.TrainingPlanArns cannot be honoured: {PLANE_NAME} has no reserved"
+            " machines; leave it out here"
+        )
+    types = [entry["InstanceType"] for entry in preferences]
+    if len(set(types)) < len(types):
+        return "InstancePreferences: an instance type can appear only once"
+    counts = [*(entry.get("InstanceCount") for entry in preferences)]
+    count = resources.get("InstanceCount")
+    if not ((all(counts) and count is None) or (count and not any(counts))):
+        return (
+            "InstancePreferences: set InstanceCount on every preference, or once in ResourceConfig"
+        )
+    if resources.get("InstancePlacementConfig"):
+        return "InstancePreferences is not supported with InstancePlacementConfig"
+    if resources.get("KeepAlivePeriodInSeconds"):
+        return f"InstancePreferences with a warm pool cannot be honoured by {PLANE_NAME}"
     return None
 
 

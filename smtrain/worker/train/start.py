@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.machine_defaults import fill_machine_defaults
+from smtrain.core.config.schema import is_of_aws
 from smtrain.core.config.units import format_parameters
 from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.files import read_object
@@ -289,7 +290,9 @@ def _log(
             f"nothing is left to train: the run is at step {step}, and train.steps is"
             f" {options.steps}"
         )
-    peak = peak_flops(config.compute.instance_type)
+    type_ = config.compute.instance_type
+    # A machine of the user's own is not named in the request.
+    peak = peak_flops((container.instance_type or type_) if is_of_aws(type_) else type_)
     return MetricsLog(
         container.output_data_dir,
         total_steps=options.steps,

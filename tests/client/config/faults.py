@@ -185,13 +185,6 @@ MACHINES = (
         ("leave one", {"compute.training_plan": OUT}),
         (" out", {"compute.spot": OUT}),
     ),
-    case(
-        "gpu",
-        {"compute.training_plan": PLAN, "compute.fallback_instance_types": ["ml.p5e.48xlarge"]},
-        "compute.fallback_instance_types: cannot go with",
-        ("leave one", {"compute.training_plan": OUT}),
-        (" out", {"compute.fallback_instance_types": OUT}),
-    ),
     *(
         case(
             base,

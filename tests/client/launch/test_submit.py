@@ -25,6 +25,7 @@ from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch import submit as submit
 from smtrain.client.launch.pools import capacity_backoff
 from smtrain.client.sdk.session import answer_was_lost
+from smtrain.core.protocol.requests import machines_of
 from testing.plane import Plane
 
 KIND, OTHER = "ml.trn1.2xlarge", "ml.trn1.32xlarge"
@@ -249,6 +250,31 @@ def test_the_next_type_takes_the_job_and_the_same_command_finds_it(
     assert any(f"AWS has no {KIND} now" in line for line in said)
     assert launch(both, said).name == job.name, "its container has only just started"
     assert len(jobs_of(config)) == 2
+
+
+def test_sagemaker_itself_chooses_among_types_that_take_the_same_request(
+    config: dict[str, Any], plane: Plane
+) -> None:
+    first, second, third = (f"ml.{family}.12xlarge" for family in ("g5", "g6", "g6e"))
+    both = with_compute(config, instance_type=first, fallback_instance_types=[second, third])
+    plane.no_capacity(first)
+    plane.no_capacity(second)
+    said: list[str] = []
+    job = launch(both, said)
+    resources = job.describe()["ResourceConfig"]
+    assert [entry["InstanceType"] for entry in resources["InstancePreferences"]] == [
+        first,
+        second,
+        third,
+    ]
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == (third, 2)
+    assert machines_of(job.describe()) == f"2 x {third}"
+    assert jobs_of(config) == [job.name], "one request is enough"
+    plane.no_capacity(third)
+    with pytest.raises(
+        smtrain.JobError, match=f"AWS had no {first} or {second} or {third} for .*capacity_wait"
+    ):
+        launch(with_compute({**both, "name": config["name"] + "b"}, capacity_wait="1s"), said)
 
 
 def test_a_quota_is_named_with_the_command_that_asks_for_more(

@@ -26,6 +26,7 @@ GROUP = "arn:aws:sagemaker:us-west-2:111122223333:model-package-group/ours"
 JOB = object()
 """The job's own name."""
 KEY = "arn:aws:kms:us-west-2:111122223333:key/one"
+GPUS = {"instance_type": "ml.g5.12xlarge", "processes_per_instance": 2}
 # The config's settings: their place and value in the request.
 SET: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a full image URI wins": (
@@ -44,6 +45,33 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
         },
     ),
     "training plan": ({"compute": {"training_plan": PLAN}}, "ResourceConfig.TrainingPlanArn", PLAN),
+    "fallback types": (
+        {"compute": {**GPUS, "fallback_instance_types": ["ml.g6.12xlarge", "ml.g6e.12xlarge"]}},
+        "ResourceConfig",
+        {
+            "InstancePreferences": [
+                {"InstanceType": "ml.g5.12xlarge"},
+                {"InstanceType": "ml.g6.12xlarge"},
+                {"InstanceType": "ml.g6e.12xlarge"},
+            ],
+            "InstanceCount": 2,
+            "VolumeSizeInGB": 256,
+        },
+    ),
+    "fallback from a training plan": (
+        {
+            "compute": {
+                **GPUS,
+                "fallback_instance_types": ["ml.g6.12xlarge"],
+                "training_plan": PLAN,
+            }
+        },
+        "ResourceConfig.InstancePreferences",
+        [
+            {"InstanceType": "ml.g5.12xlarge", "TrainingPlanArns": [PLAN]},
+            {"InstanceType": "ml.g6.12xlarge"},
+        ],
+    ),
     "instance group": (
         {"compute": {"instance_group": "trainers"}},
         "ResourceConfig",
@@ -256,6 +284,27 @@ def test_a_model_package_is_of_the_export(plain: dict[str, Any], source: str | N
     assert "ModelPackageConfig cannot be honoured" in (fault_of(made) or "")
     if source is None:
         assert_golden("model package", made)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        {"keep_alive": 600},
+        {"instance_group": "g"},
+        {"instance_type": "ml.p4d.24xlarge", "fallback_instance_types": ["ml.p5.48xlarge"]},
+        {
+            "fallback_instance_types": [f"ml.g6.{n}xlarge" for n in (12, 24, 48)]
+            + ["ml.g6e.12xlarge", "ml.g6e.24xlarge"]
+        },
+    ],
+    ids=["warm pool", "instance group", "other variables", "six types"],
+)
+def test_types_that_sagemaker_cannot_choose_among_stay_single(
+    plain: dict[str, Any], compute: dict[str, Any]
+) -> None:
+    fallback = {"fallback_instance_types": ["ml.g6.12xlarge"]}
+    resources = body(plain, {"compute": {**GPUS, **fallback, **compute}})["ResourceConfig"]
+    assert "InstancePreferences" not in resources
 
 
 def test_tags_of_aws_own_and_more_than_28_days_are_refused_at_load(plain: dict[str, Any]) -> None:

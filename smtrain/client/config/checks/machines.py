@@ -249,14 +249,11 @@ COMPUTE = (
         "compute.spot: needs checkpoint.resume, or every interruption starts the run over; set"
         " checkpoint.resume: true or compute.spot: false",
     ),
-    *(
-        Rule(
-            f"compute.training_plan compute.{name}",
-            all_set("compute.training_plan", f"compute.{name}"),
-            f"compute.{name}: cannot go with compute.training_plan, whose machines are reserved;"
-            " leave one out",
-        )
-        for name in ("spot", "fallback_instance_types")
+    Rule(
+        "compute.training_plan compute.spot",
+        all_set("compute.training_plan", "compute.spot"),
+        "compute.spot: cannot go with compute.training_plan, whose machines are reserved; leave one"
+        " out",
     ),
     Rule(
         "compute.environment",
