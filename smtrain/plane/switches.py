@@ -103,13 +103,14 @@ class Plane:
         attempts: int | None = None,
         pending: float = 0.2,
         spot_only: bool = False,
+        region: str | None = None,
     ) -> None:
         """Have no machines of this type for `seconds` from now or for `attempts` jobs; without
         either, until `calm`.
 
         A job waits in Pending for `pending` seconds and fails with SageMaker's CapacityError; a
         spot job waits until its MaxWaitTimeInSeconds. With InstancePreferences the first type that
-        is available gets the job.
+        is available gets the job. `region` limits the shortage to one region.
         """
         self.call(
             "capacity",
@@ -118,13 +119,14 @@ class Plane:
             attempts=attempts,
             pending=pending,
             spot_only=spot_only,
+            region=region,
         )
 
-    def quota(self, name: str, value: float) -> None:
-        """Set a quota by its name (`ml.trn1.32xlarge for training job usage`); the default is
-        1000.
+    def quota(self, name: str, value: float, *, region: str | None = None) -> None:
+        """Set a quota by its name (`ml.trn1.32xlarge for training job usage`), in one region or in
+        all; the default is 1000.
         """
-        self.call("quotas", values={name: value})
+        self.call("quotas", values={name: value}, region=region)
 
     def spot(self, *, after: Sequence[float] = (), away: float = 0.2, saving: float = 0.65) -> None:
         """Set the interruptions of spot jobs that start from now on.

@@ -16,6 +16,7 @@ from smtrain.core.config.section import Section
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import install, present
 from smtrain.core.facts import table
+from smtrain.core.files import read_object
 from smtrain.core.protocol.requests import is_of_run
 from smtrain.core.suggest import hint
 from smtrain.core.targets import TARGETS, TargetName, TargetRecord
@@ -127,7 +128,23 @@ def sagemaker_backend_of_job(
     )
     if not word and not is_local and region is None and "/" not in name and not present("moto"):
         _refuse_unknown(name)
-    return name, SageMakerBackend("local") if is_local else SageMakerBackend("aws", region)
+    return name, _local_backend(name) if is_local else SageMakerBackend("aws", region)
+
+
+def _local_backend(job: str) -> SageMakerBackend:
+    """The local control plane in the region of a job, if it runs in a fallback region."""
+    from smtrain.plane.client import REGION, home_folder, state_folder
+
+    try:
+        record = read_object(state_folder(home_folder()) / "jobs" / job / "job.json")
+        region = str(record["arn"]).split(":")[3]
+    except (OSError, ValueError, KeyError, IndexError):
+        return SageMakerBackend("local")
+    return (
+        SageMakerBackend("local", region, is_fallback=True)
+        if region != REGION
+        else SageMakerBackend("local")
+    )
 
 
 def _refuse_unknown(name: str) -> None:

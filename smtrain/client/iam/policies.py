@@ -20,6 +20,7 @@ from smtrain.client.iam.statements import (
     other_role_statements,
     serving_images,
 )
+from smtrain.client.launch import regions
 from smtrain.client.launch.compiled_graphs import CACHES, cache_root
 from smtrain.client.launch.image_pattern import is_pattern
 from smtrain.client.launch.stages import Chain
@@ -373,8 +374,49 @@ def policies(
         )
     chain = Chain(config, place, look=False)
     requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, place.name)}
-    return {
+    answers = {
         "caller": caller_policy(chain.config, requests, other_commands),
         "role": role_policy(chain.config, requests, other_commands),
         "trust": trust_policy(other_commands),
     }
+    for region in chain.config.compute.fallback_regions:
+        away = regions.chain_in(chain, region)
+        _add_region(answers, away, {stage: away.plan(stage).request for stage in requests}, chain)
+    return answers
+
+
+def _add_region(
+    answers: dict[str, dict[str, Any]], away: Chain, requests: Requests, home: Chain
+) -> None:
+    """Add the permissions for a region of compute.fallback_regions: those of a run there, and for
+    the caller the copies of what the jobs read at home, and their removal.
+    """
+    suffix = "".join(part.title() for part in str(away.config.compute.region).split("-"))
+    a = Arns.of(away.config)
+    home_uris, away_root = run_uri(home.config), str(away.config.output.s3_uri)
+    read = [uri for uri in _read(home.config, requests) if not uri.startswith(away_root)]
+    caller = [
+        *caller_statements(away.config, requests, NO_OTHERS),
+        Statement(
+            "CopyFrom",
+            ("s3:GetObject",),
+            tuple(_shortest(map(a.objects, dict.fromkeys([home_uris, *read])))),
+        ),
+        Statement(
+            "CopyAndRemove",
+            ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"),
+            (a.objects(f"{away_root}/"),),
+        ),
+        Statement("ListCopies", ("s3:ListBucket",), (a.bucket(away_root),)),
+        Statement("ReadQuotas", ("servicequotas:ListServiceQuotas",), ("*",)),
+    ]
+    role = [
+        *role_statements(away.config, requests),
+        Statement("ReadCopies", ("s3:GetObject",), (a.objects(f"{away_root}/"),)),
+    ]
+    for name, statements in (("caller", caller), ("role", role)):
+        known = answers[name]["Statement"]
+        for statement in statements:
+            plain = statement.to_dict()
+            if not any({**plain, "Sid": entry["Sid"]} == entry for entry in known):
+                known.append({**plain, "Sid": f"{plain['Sid']}{suffix}"})

@@ -58,4 +58,5 @@ def _is_in_api() -> bool:
     from botocore.session import get_session
 
     model = get_session().get_service_model("sagemaker")
-    return "InstancePreferences" in model.shape_for("ResourceConfig").members
+    shape: Any = model.shape_for("ResourceConfig")  # a structure, which the stubs do not say
+    return "InstancePreferences" in shape.members

@@ -93,6 +93,8 @@ class Chain:
         """s3:// prefixes of outputs of another run's stages, which this chain reads instead of its
         own.
         """
+        self.home: Chain | None = None
+        """The chain of compute.region, if this one is of one of compute.fallback_regions."""
         self.resolved: ResolvedInputs = resolve(config, target)
         self.image_note: str | None = None
         """A sentence about the image, if a pattern named it; a dry run leaves the pattern as it is.

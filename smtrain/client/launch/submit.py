@@ -18,11 +18,12 @@ from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.quotas import Refusal
 from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.jobs.job import Job
-from smtrain.client.launch import pools
+from smtrain.client.launch import pools, regions
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.ownership import claim
 from smtrain.client.launch.pools import capacity_backoff
 from smtrain.client.launch.prefix_siblings import refuse_siblings
+from smtrain.client.launch.regions import Way
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import wheel_uploads
 from smtrain.client.sdk.session import answer_was_lost
@@ -64,30 +65,47 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait
         )
     compute = chain.config.compute
-    is_chosen_by_aws = bool(spare_types(plan.request))
-    ways = [(chain, plan), *([] if is_chosen_by_aws else _fallbacks(chain, plan))]
+    tries_regions = plan.stage == "train" and bool(compute.fallback_regions)
+    ways = _ways(chain, plan, say)
     waits_for_machines = bool(compute.capacity_wait or len(ways) > 1)
-    uploaded_numbers: set[int] = set()
     patience: Backoff | None = None
     while True:
-        for number, (way, way_plan) in enumerate(ways):
-            if number not in uploaded_numbers:
-                upload(way, way_plan, say)
-                uploaded_numbers.add(number)
+        for way in ways:
+            if tries_regions and (fault := regions.quota_fault(way.chain, way.plan)):
+                way.leave(fault, say)
+                continue
+            if way.before is None:
+                way.before = way.copies.keys()
+                upload(way.chain, way.plan, say)
+                way.copies.make(say)
             patience = patience or capacity_backoff(compute.capacity_wait, chain.target.pace)
-            job = _Attempt(way, way_plan, say, again).create()
+            try:
+                job = _Attempt(way.chain, way.plan, say, again).create()
+            except JobError as error:
+                if error.code != "aws.quota" or not tries_regions:
+                    raise
+                way.leave(str(error), say)
+                continue
             if not waits_for_machines or _has_machines(job, say):
+                if tries_regions:
+                    say(f"{job.name} runs in {way.region}, the cheapest region that has room")
                 return job
-            say(f"{job.name}: AWS has no {_types(way_plan)} now")
-            next_plan = replace(
-                way_plan,
-                request={**way_plan.request, "TrainingJobName": _next_name(way_plan, job.name)},
-            )
-            ways[number] = (way, next_plan)
-        assert patience is not None
+            say(f"{job.name}: AWS has no {_types(way.plan)} now")
+            if tries_regions:
+                way.leave(f"no {_types(way.plan)}", say)
+            name = _next_name(way.plan, job.name)
+            way.plan = replace(way.plan, request={**way.plan.request, "TrainingJobName": name})
+        patience = patience or capacity_backoff(compute.capacity_wait, chain.target.pace)
         pause = patience.pause()
         if pause is None:
-            kinds = ", ".join(_types(way_plan) for _, way_plan in ways)
+            kinds = ", ".join(dict.fromkeys(_types(way.plan) for way in ways))
+            if tries_regions:
+                places = ", ".join(dict.fromkeys(way.region for way in ways))
+                raise JobError(
+                    f"no region had {kinds} and quota for it ({places}); name further regions in"
+                    " compute.fallback_regions, or wait longer with compute.capacity_wait",
+                    code="aws.capacity",
+                )
             raise JobError(
                 f"AWS had no {kinds} for {spell(time.monotonic() - patience.began)}; try later or"
                 " another region, wait longer with compute.capacity_wait, or name other types in"
@@ -99,6 +117,20 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             " (compute.capacity_wait)"
         )
         _sleep(pause, say)
+
+
+def _ways(chain: Chain, plan: StagePlan, say: Say) -> list[Way]:
+    """The stage on each machine type that is tried by itself, in each region, in order."""
+    if plan.stage == "train" and chain.config.compute.fallback_regions and chain.home is None:
+        by_region = regions.ways_by_dollars(chain, plan.stage, say)
+    else:
+        by_region = [Way.of(chain, plan)]
+    ways = []
+    for way in by_region:
+        ways.append(way)
+        if not spare_types(way.plan.request):  # else SageMaker itself chooses
+            ways += [Way.of(*fallback) for fallback in _fallbacks(way.chain, way.plan)]
+    return ways
 
 
 def running_fallback(chain: Chain, plan: StagePlan) -> StagePlan:
@@ -120,6 +152,8 @@ def _fallbacks(chain: Chain, plan: StagePlan) -> list[tuple[Chain, StagePlan]]:
     from smtrain.client.planner.fallback import variants
 
     chains = [Chain(fallback, chain.target, look=chain.look) for fallback in variants(chain.config)]
+    for fallback in chains:
+        fallback.home, fallback.lent = chain.home, chain.lent
     return [(fallback, fallback.plan(plan.stage)) for fallback in chains]
 
 

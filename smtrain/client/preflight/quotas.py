@@ -28,6 +28,8 @@ class QuotaNeed:
     """
     spare: bool = False
     """True for a fallback type, which may never be requested."""
+    elsewhere: bool = False
+    """True if the job may run in another region (compute.fallback_regions)."""
 
 
 def quotas(context: Context) -> Iterator[Finding]:
@@ -55,7 +57,7 @@ def quotas(context: Context) -> Iterator[Finding]:
         else:
             yield Finding(
                 "quotas",
-                "warning" if need.spare else "fault",
+                "warning" if need.spare or need.elsewhere else "fault",
                 f"{need.name!r} is {value:,.10g}, and this takes {need.amount:,}",
                 f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: "
                 f"{sagemaker.quota_command(code, need.amount, region)}",
@@ -78,7 +80,10 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
             keys["prepare"] = "data.machines"
         key = keys.get(stage, "compute.cpu_instance_type")
         yield QuotaNeed(
-            (sagemaker.SPOT if spot else sagemaker.TRAINING).format(type=type_), count, key
+            (sagemaker.SPOT if spot else sagemaker.TRAINING).format(type=type_),
+            count,
+            key,
+            elsewhere=train and bool(compute.fallback_regions),
         )
         if train:
             for fallback_type in compute.fallback_instance_types:

@@ -13,7 +13,7 @@ from smtrain.client.backends.choose import backend_of
 from smtrain.client.config.load import Source
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.job import Job
-from smtrain.client.launch import compiled_graphs, notify, queued_backends
+from smtrain.client.launch import compiled_graphs, notify, queued_backends, regions
 from smtrain.client.launch.request import Request
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.submit import running_fallback, submit
@@ -89,7 +89,7 @@ def launch_stage(
     """Start one stage of a config, as `smtrain.launch` does; precheck: the checks before it, None
     for none.
     """
-    chain = _chain(config, target, say)
+    chain = regions.locate(_chain(config, target, say), stage)
     plan = running_fallback(chain, chain.plan(stage))
     if plan.completed_job and not again:
         repeats = plan.stale_note(plan.completed_job) or "; --again (again=True) repeats it"
@@ -181,6 +181,7 @@ def run_stages(
         )
     notify.require_notifiable(chain, stages, say)
     for number, stage in enumerate(stages, 1):
+        chain = regions.locate(chain, stage)
         plan = running_fallback(chain, chain.plan(stage))
         start_time = time.monotonic()
         heading = f"[{number}/{len(stages)}] {stage}"

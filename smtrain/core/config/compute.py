@@ -82,6 +82,12 @@ class Compute(Section):
     """Types for the train stage when there are no machines of instance_type, in this order; each
     must fit the mesh.
     """
+    fallback_regions: tuple[
+        Annotated[str, StringConstraints(pattern=r"^[a-z]{2,}(-[a-z]+)+-\d+$")], ...
+    ] = ()
+    """Regions for the train stage and those after it, next to `region`: the cheapest that has
+    machines and quota takes them, with a copy of their inputs in SageMaker's default bucket there.
+    """
     quota_wait: Seconds = 0
     """Wait this long for instances that a quota refuses (ResourceLimitExceeded); 0: end with the
     quota to request.

@@ -25,13 +25,19 @@ class Shortage:
     pending: float = 0.2
     """Seconds that a job stays in Pending before it is turned away; tens of minutes on AWS."""
     spot_only: bool = False
+    region: str | None = None
+    """The region without machines; None: every region."""
 
     def __post_init__(self) -> None:
         self.until = None if self.seconds is None else time.monotonic() + self.seconds
 
-    def applies_to(self, instance_type: str, spot: bool) -> bool:
+    def applies_to(self, instance_type: str, spot: bool, region: str) -> bool:
         is_over = self.until is not None and time.monotonic() >= self.until
-        applies = self.instance_type == instance_type and (spot or not self.spot_only)
+        applies = (
+            self.instance_type == instance_type
+            and (spot or not self.spot_only)
+            and self.region in (None, region)
+        )
         return applies and not is_over and self.attempts != 0
 
 
@@ -70,7 +76,9 @@ class Capacity:
         if options:
             shortage = Shortage(**options)
             self._shortages = [
-                s for s in self._shortages if s.instance_type != shortage.instance_type
+                s
+                for s in self._shortages
+                if (s.instance_type, s.region) != (shortage.instance_type, shortage.region)
             ] + [shortage]
         return {}
 
@@ -79,10 +87,12 @@ class Capacity:
         self.spot = Spot(**options)
         return {f.name: getattr(self.spot, f.name) for f in fields(Spot)}
 
-    def shortage(self, instance_type: str, spot: bool) -> Shortage | None:
-        """The present shortage of this type, if any."""
+    def shortage(self, instance_type: str, spot: bool, region: str) -> Shortage | None:
+        """The present shortage of this type in a region, if any."""
         with self._lock:
-            return next((s for s in self._shortages if s.applies_to(instance_type, spot)), None)
+            return next(
+                (s for s in self._shortages if s.applies_to(instance_type, spot, region)), None
+            )
 
     def turn_away(self, shortage: Shortage) -> None:
         """Count a job that was turned away."""

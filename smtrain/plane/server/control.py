@@ -72,9 +72,10 @@ TAKES: dict[str, dict[str, Check]] = {
         "attempts": is_whole_number,
         "pending": is_number,
         "spot_only": is_flag,
+        "region": is_text,
     },
     "spot": {"after": list_of(is_number), "away": is_number, "saving": is_number},
-    "quotas": {"clear": is_flag, "values": map_of(is_number)},
+    "quotas": {"clear": is_flag, "values": map_of(is_number), "region": is_text},
     "interrupt": {"job": is_text, "kind": is_text},
     "hosts": {"run_in": is_text, "image": is_text, "memory": is_text, "cpus": is_text},
 }

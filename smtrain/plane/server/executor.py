@@ -85,7 +85,10 @@ class Executor:
             self.jobs[job.name] = job
 
     def submit(
-        self, request: dict[str, Any], life: Callable[[JobRecord], Any] | None = None
+        self,
+        request: dict[str, Any],
+        life: Callable[[JobRecord], Any] | None = None,
+        region: str = REGION,
     ) -> JobRecord | None:
         """Start a job; None if its name is taken.
 
@@ -100,10 +103,13 @@ class Executor:
             pools.sweep(self.jobs.values())
             pool = None if life else pools.find_matching(request, self.jobs.values())
             if life is None:
-                self.quotas.check(request, [job for job in self.jobs.values() if job is not pool])
+                others = [
+                    job for job in self.jobs.values() if job is not pool and job.region == region
+                ]
+                self.quotas.check(request, others, region)
             self._save_late()
             disk_reserve.probe(self.state)
-            job = JobRecord(request, arn_of(name), self.folder / name)
+            job = JobRecord(request, arn_of(name, region), self.folder / name)
             try:
                 make_folder(job.folder)
                 job.save()
@@ -205,9 +211,9 @@ def _record_mtime(folder: Path) -> float:
         return 0.0
 
 
-def arn_of(name: str) -> str:
+def arn_of(name: str, region: str = REGION) -> str:
     """The ARN of a training job."""
-    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
+    return f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{name}"
 
 
 def kept_port() -> socket.socket:

@@ -99,7 +99,7 @@ class JobRun(threading.Thread):
         )
         capacity, since = self.executor.capacity, time.monotonic()
         while not self.warm:
-            kind_shortages = [capacity.shortage(kind, self.spot) for kind in kinds]
+            kind_shortages = [capacity.shortage(kind, self.spot, self.job.region) for kind in kinds]
             enough = None in kind_shortages if preferences else not any(kind_shortages)
             if enough and preferences:
                 preference = preferences[kind_shortages.index(None)]

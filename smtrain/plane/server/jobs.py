@@ -219,6 +219,11 @@ class JobRecord:
             self.state["given_up"].append(name)
             self.record()
 
+    @property
+    def region(self) -> str:
+        """The region that the job was created in."""
+        return self.arn.split(":")[3]
+
     def summary(self) -> dict[str, Any]:
         """The job as ListTrainingJobs shows it."""
         full = self.describe()

@@ -54,26 +54,39 @@ class Quotas:
             RUN_TIME: DEFAULT_SECONDS
         }
         self._defaults = dict(self.values)
+        self.of_region: dict[tuple[str, str], float] = {}
+        """Values that were set for one region, by region and name."""
         self.requested: list[dict[str, Any]] = []
 
     def control(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Set quotas by name, {"values": {name: number}}; {"clear": true} brings the defaults
-        back.
+        """Set quotas by name, {"values": {name: number}}, with "region" in one region only; {"clear":
+        true} brings the defaults back.
         """
         if options.get("clear"):
-            self.values, self.requested = dict(self._defaults), []
+            self.values, self.requested, self.of_region = dict(self._defaults), [], {}
         values = options.get("values") or {}
         if unknown_names := values.keys() - self.values.keys():
             raise ValueError(f"no such quota: {', '.join(sorted(unknown_names))}")
-        self.values.update({name: float(value) for name, value in values.items()})
+        if region := options.get("region"):
+            self.of_region.update({(region, name): float(value) for name, value in values.items()})
+        else:
+            self.values.update({name: float(value) for name, value in values.items()})
         return {}
 
-    def check(self, request: dict[str, Any], jobs: Iterable[JobRecord]) -> None:
-        """Raise `LimitExceededError` if a request would exceed a quota."""
+    def value(self, name: str, region: str) -> float:
+        """A quota in a region."""
+        return self.of_region.get((region, name), self.values.get(name, DEFAULT_INSTANCES))
+
+    def check(
+        self, request: dict[str, Any], jobs: Iterable[JobRecord], region: str = REGION
+    ) -> None:
+        """Raise `LimitExceededError` if a request would exceed a quota, next to the jobs of its
+        region.
+        """
         jobs = list(jobs)
         hosts = hosts_of(request)
-        if len(hosts) > self.values[PER_JOB]:
-            raise LimitExceededError(PER_JOB, self.values[PER_JOB], 0, len(hosts))
+        if len(hosts) > (most := self.value(PER_JOB, region)):
+            raise LimitExceededError(PER_JOB, most, 0, len(hosts))
         spot = bool(request.get("EnableManagedSpotTraining"))
         uses = [SPOT if spot else TRAINING]
         if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
@@ -82,20 +95,20 @@ class Quotas:
             instance_count = sum(kind == host_kind for _, host_kind, _ in hosts)
             for use in uses:
                 name = use.format(type=kind)
-                limit = self.values.get(name, DEFAULT_INSTANCES)
+                limit = self.value(name, region)
                 used = sum(_used(job, kind, use) for job in jobs)
                 if used + instance_count > limit:
                     raise LimitExceededError(name, limit, used, instance_count)
 
-    def describe_quota(self, name: str) -> dict[str, Any]:
+    def describe_quota(self, name: str, region: str = REGION) -> dict[str, Any]:
         seconds = name == RUN_TIME
         return {
             "ServiceCode": "sagemaker",
             "ServiceName": "Amazon SageMaker",
-            "QuotaArn": f"arn:aws:servicequotas:{REGION}:{ACCOUNT}:sagemaker/{code_of(name)}",
+            "QuotaArn": f"arn:aws:servicequotas:{region}:{ACCOUNT}:sagemaker/{code_of(name)}",
             "QuotaCode": code_of(name),
             "QuotaName": name,
-            "Value": self.values[name],
+            "Value": self.value(name, region),
             "Unit": "Seconds" if seconds else "None",
             "Adjustable": True,
             "GlobalQuota": False,
@@ -152,7 +165,7 @@ def install(quotas: Quotas) -> None:
             ) from None
         end = start + int(params.get("MaxResults") or 100)
         page: dict[str, Any] = {
-            "Quotas": [quotas.describe_quota(name) for name in names[start:end]]
+            "Quotas": [quotas.describe_quota(name, self.region) for name in names[start:end]]
         }
         if end < len(names):
             page["NextToken"] = base64.b64encode(str(end).encode()).decode()
@@ -160,18 +173,22 @@ def install(quotas: Quotas) -> None:
 
     def get_service_quota(self: Any) -> str:
         return json.dumps(
-            {"Quota": quotas.describe_quota(quota_of_code(params_of(self)["QuotaCode"]))}
+            {
+                "Quota": quotas.describe_quota(
+                    quota_of_code(params_of(self)["QuotaCode"]), self.region
+                )
+            }
         )
 
     def request_service_quota_increase(self: Any) -> str:
         params = params_of(self)
         name = quota_of_code(params["QuotaCode"])
-        if params["DesiredValue"] <= quotas.values[name]:
+        if params["DesiredValue"] <= quotas.value(name, self.region):
             raise JsonRESTError(
                 "IllegalArgumentException",
                 "You must provide a quota value greater than the current quota value.",
             )
-        quota_fields = quotas.describe_quota(name)
+        quota_fields = quotas.describe_quota(name, self.region)
         request = {
             **{
                 key: quota_fields[key]

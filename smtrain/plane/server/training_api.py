@@ -46,7 +46,7 @@ class TrainingApi:
             "MaxRuntimeInSeconds", DEFAULT_RUNTIME
         )
         try:
-            job = executor.submit(request)
+            job = executor.submit(request, region=response.region)
         except OSError as error:
             sentence = disk_reserve.sentence(error, executor.state)
             if sentence is None:
@@ -56,7 +56,7 @@ class TrainingApi:
             raise ResourceInUseException(
                 "Training job names must be unique within an AWS account and region, and a"
                 " training job with this name already exists"
-                f" ({arn_of(request['TrainingJobName'])})"
+                f" ({arn_of(request['TrainingJobName'], response.region)})"
             )
         return ActionResult({"TrainingJobArn": job.arn})
 
@@ -101,11 +101,11 @@ class TrainingApi:
         return ActionResult({})
 
     def list_training_jobs(self, response: Any) -> ActionResult:
-        summaries = [job.summary() for job in list(self.executor.jobs.values())]
+        summaries = [job.summary() for job in self._jobs(response)]
         return ActionResult(page_of(summaries, response._get_params()))
 
     def search(self, response: Any) -> ActionResult:
-        return ActionResult(search(list(self.executor.jobs.values()), response._get_params()))
+        return ActionResult(search(self._jobs(response), response._get_params()))
 
     def tags_call(self, moto_method: Any) -> Any:
         """moto's handler of a call for tags, which fails if there is no such resource; a job's tags
@@ -130,9 +130,13 @@ class TrainingApi:
 
     def _job(self, response: Any) -> JobRecord:
         job = self.executor.jobs.get(response._get_param("TrainingJobName"))
-        if job is None:
+        if job is None or job.region != response.region:
             raise AWSValidationException("Requested resource not found.")
         return job
+
+    def _jobs(self, response: Any) -> list[JobRecord]:
+        """The jobs of the region that a request is for."""
+        return [job for job in list(self.executor.jobs.values()) if job.region == response.region]
 
 
 def install(executor: Executor) -> None:

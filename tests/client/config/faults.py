@@ -178,6 +178,39 @@ MACHINES = (
         "set checkpoint.resume: true",
         ("or compute.spot: false", {"compute.spot": False}),
     ),
+    *(
+        case(
+            "local",
+            {"output.s3_uri": OUT, "compute.fallback_regions": ["eu-north-1"], key: value},
+            f"compute.fallback_regions: {key} is in one region only",
+            ("leave one", {"compute.fallback_regions": OUT}),
+            ("of the two out", {key: OUT}),
+        )
+        for key, value in {
+            "output.s3_uri": "s3://bucket/out",
+            "output.kms_key": "alias/key",
+            "output.volume_kms_key": "alias/key",
+            "checkpoint.s3_uri": "s3://bucket/checkpoints",
+            "compute.training_plan": PLAN,
+            "compute.keep_alive": 600,
+        }.items()
+    ),
+    case(
+        "local",
+        {"output.s3_uri": OUT, "compute.fallback_regions": ["eu-north-1", "eu-north-1"]},
+        "compute.fallback_regions: names a region twice",
+        ("leave it out", {"compute.fallback_regions": ["eu-north-1"]}),
+    ),
+    case(
+        "local",
+        {
+            "output.s3_uri": OUT,
+            "compute.fallback_regions": ["eu-north-1"],
+            "compute.image": "111122223333.dkr.ecr.us-west-2.amazonaws.com/own:tag",
+        },
+        "compute.image: a registry of one region does not serve compute.fallback_regions",
+        ("leave it out", {"compute.image": OUT}),
+    ),
     case(
         "gpu",
         {"compute.training_plan": PLAN, "compute.spot": True},
@@ -255,6 +288,7 @@ MACHINES = (
         for name, value in {
             "spot": True,
             "keep_alive": 60,
+            "fallback_regions": ["eu-north-1"],
             "training_plan": PLAN,
             "infra_check": True,
             "retries": 2,
@@ -2365,6 +2399,7 @@ PAI = (
         for name, value, more in (
             ("spot", True, False),
             ("keep_alive", 60, False),
+            ("fallback_regions", ["eu-north-1"], False),
             ("training_plan", PLAN, False),
             ("infra_check", True, False),
             ("retries", 2, False),

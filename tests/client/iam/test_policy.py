@@ -13,6 +13,7 @@ from moto import mock_aws
 
 import smtrain
 from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import list_objects
 from smtrain.client.iam import policies
 from tests.client.iam.wire import Call, allows, recorded
@@ -307,3 +308,30 @@ def test_the_cache_of_graphs_is_the_roles_to_fill_and_the_callers_to_look_at(
         assert any(cache in s["Resource"] for s in statements(made["role"], action)), action
     assert any(cache in s["Resource"] for s in statements(made["caller"], "s3:GetObject"))
     assert not any(cache in s["Resource"] for s in statements(made["caller"], "s3:PutObject"))
+
+
+def test_a_fallback_region_has_the_same_actions_and_copies(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SageMakerBackend, "account", lambda _, *__: "111122223333")
+    compute = {"instance_type": "ml.g5.12xlarge", "role": ROLE, "processes_per_instance": 4}
+    given = {
+        **raw,
+        "target": "aws",
+        "model": {"path": "s3://models/ours/"},
+        "data": {"prepared": "s3://corpus/tokens/"},
+        "compute": {**compute, "region": "us-west-2", "fallback_regions": ["eu-north-1"]},
+    }
+    answers = policies(given, set_=["name=there"])
+    bucket = "arn:aws:s3:::sagemaker-eu-north-1-111122223333"
+    runs = {
+        resource
+        for statement in statements(answers["caller"], "sagemaker:CreateTrainingJob")
+        for resource in statement["Resource"]
+    }
+    assert {arn.split(":")[3] for arn in runs} == {"us-west-2", "eu-north-1"}
+    for name, action in (("caller", "s3:DeleteObject"), ("role", "s3:GetObject")):
+        resources = [s["Resource"] for s in statements(answers[name], action)]
+        assert [f"{bucket}/smtrain/*"] in resources
+    sids = [s["Sid"] for s in answers["caller"]["Statement"]]
+    assert len(set(sids)) == len(sids)

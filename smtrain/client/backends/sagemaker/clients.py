@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -38,6 +38,10 @@ class Clients:
 
     name: TargetName
     region: str | None = None
+    is_fallback: bool = False
+    """Whether `region` is one of compute.fallback_regions; the local control plane otherwise has
+    one region, whatever a config names.
+    """
 
     def __post_init__(self) -> None:
         if self.name not in get_args(TargetName) or not self.record.sagemaker:
@@ -56,7 +60,10 @@ class Clients:
         if self.name == "local":
             from smtrain.plane.client import ensure_running
 
-            return add_answer_checks(reviving_session(ensure_running()))
+            endpoint = ensure_running()
+            if self.is_fallback:
+                endpoint = replace(endpoint, region=self.region_name())
+            return add_answer_checks(reviving_session(endpoint))
         return aws_session(self.region)
 
     def client(self, service: str) -> Any:
@@ -91,7 +98,7 @@ class Clients:
     def region_name(self) -> str:
         """The region that jobs run in."""
         if self.name == "local":
-            return str(_plane().REGION)
+            return str(self.region if self.is_fallback else _plane().REGION)
         region = self.region or self.session.region_name
         if not region:
             raise ConfigError([NO_REGION], code="config.missing_key")
@@ -100,7 +107,8 @@ class Clients:
     def default_bucket(self) -> str:
         """The bucket if the config names none: SageMaker's own default on AWS."""
         if self.name == "local":
-            return str(_plane().BUCKET)
+            bucket = str(_plane().BUCKET)
+            return f"{bucket}-{self.region}" if self.is_fallback else bucket
         return f"sagemaker-{self.region_name()}-{self.account()}"
 
     def default_role(self) -> str | None:

@@ -33,6 +33,7 @@ CLUSTER = (
         )
         for name in (
             "spot",
+            "fallback_regions",
             "keep_alive",
             "training_plan",
             "infra_check",

@@ -38,6 +38,18 @@ MESH_KEYS = {
 _MESH = " ".join(sorted(MESH_KEYS))
 _BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--)[a-z0-9](?!.*\.\.)[a-z0-9.-]{1,61}[a-z0-9]")
 """General purpose buckets: Amazon S3 User Guide, "Bucket naming rules"."""
+REGIONAL_KEYS = (
+    "output.s3_uri",
+    "output.kms_key",
+    "output.volume_kms_key",
+    "output.model_package_group",
+    "checkpoint.s3_uri",
+    "network.subnets",
+    "compute.training_plan",
+    "compute.keep_alive",
+    "track.managed",
+)
+"""Keys whose values belong to one region of AWS."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """AWS's pattern; Slurm's job script exports these names."""
 _ROLE = re.compile(r"arn:aws[\w-]*:iam::\d{12}:role/[\w+=,.@/-]{1,512}|[\w+=,.@-]{1,64}")
@@ -215,7 +227,31 @@ COMPUTE = (
             f"compute.{name}: has no effect with compute.spot: SageMaker itself waits for spot"
             " machines until compute.max_wait; leave it out and raise that",
         )
-        for name in ("capacity_wait", "fallback_instance_types")
+        for name in ("capacity_wait", "fallback_instance_types", "fallback_regions")
+    ),
+    *(
+        Rule(
+            f"compute.fallback_regions {key} target",
+            lambda c, key=key: (  # type: ignore[misc]
+                TARGETS[c.target].sagemaker and all_set("compute.fallback_regions", key)(c)
+            ),
+            f"compute.fallback_regions: {key} is in one region only; leave one of the two out",
+        )
+        for key in REGIONAL_KEYS
+    ),
+    Rule(
+        "compute.fallback_regions compute.image",
+        lambda c: c.compute.fallback_regions and ".dkr.ecr." in (c.compute.image or ""),
+        "compute.image: a registry of one region does not serve compute.fallback_regions; name a"
+        " tag, or leave it out",
+    ),
+    Rule(
+        "compute.fallback_regions",
+        lambda c: (
+            len({*c.compute.fallback_regions}) < len(c.compute.fallback_regions)
+            or c.compute.region in c.compute.fallback_regions
+        ),
+        "compute.fallback_regions: names a region twice; leave it out",
     ),
     Rule(
         "compute.price compute.spot",

@@ -133,6 +133,7 @@ PAI = (
         )
         for name in (
             "spot",
+            "fallback_regions",
             "keep_alive",
             "training_plan",
             "infra_check",
