@@ -120,7 +120,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
 
 
 def _ways(chain: Chain, plan: StagePlan, say: Say) -> list[Way]:
-    """The stage on each machine type that is tried by itself, in each region, in order."""
+    """The stage on each machine type that smtrain tries, in each region, in order."""
     if plan.stage == "train" and chain.config.compute.fallback_regions and chain.home is None:
         by_region = regions.ways_by_dollars(chain, plan.stage, say)
     else:

@@ -193,7 +193,45 @@ MACHINES = (
             "checkpoint.s3_uri": "s3://bucket/checkpoints",
             "compute.training_plan": PLAN,
             "compute.keep_alive": 600,
+            "output.model_package_group": GROUP,
         }.items()
+    ),
+    case(
+        "local",
+        {
+            "output.s3_uri": OUT,
+            "compute.fallback_regions": ["eu-north-1"],
+            "network.subnets": ["subnet-1"],
+            "network.security_group_ids": ["sg-1"],
+        },
+        "compute.fallback_regions: network.subnets is in one region only",
+        ("leave one", {"compute.fallback_regions": OUT}),
+        ("of the two out", {"network": OUT}),
+    ),
+    case(
+        "local",
+        {
+            "output.s3_uri": OUT,
+            "compute.fallback_regions": ["eu-north-1"],
+            "track.mlflow": MLFLOW,
+            "track.managed": True,
+        },
+        "compute.fallback_regions: track.managed is in one region only",
+        ("leave one", {"compute.fallback_regions": OUT}),
+        ("of the two out", {"track.managed": OUT}),
+    ),
+    case(
+        "local",
+        {
+            "output.s3_uri": OUT,
+            "compute.spot": True,
+            "compute.fallback_regions": ["eu-north-1"],
+        },
+        "compute.fallback_regions: has no effect with",
+        (
+            "leave it out and raise that",
+            {"compute.fallback_regions": OUT, "compute.max_wait": "2d"},
+        ),
     ),
     case(
         "local",
