@@ -15,7 +15,7 @@ NAMES = {
     "net_out": "net out",
     "disk_read": "disk read",
     "disk_write": "disk write",
-    "disk": "disk full",
+    "disk": "disk used",
 }
 """Names of the numbers in a host's line, in order of cost."""
 _NOTABLE_SPREAD = 0.1

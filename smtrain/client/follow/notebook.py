@@ -11,7 +11,7 @@ from typing import Any
 
 from smtrain.client.follow.follower import Event
 from smtrain.client.follow.html import block, curves
-from smtrain.client.follow.panel import format_line
+from smtrain.client.follow.panel import format_line_below_numbers
 from smtrain.client.follow.progress import Progress
 
 _EVERY_S = 0.5
@@ -32,7 +32,9 @@ def cell() -> int | None:
 
 def bundle_of(progress: Progress) -> dict[str, str]:
     """The panel for a notebook's display: HTML, and a line of text for frontends without HTML."""
-    lines = [format_line(line, progress.hosts) for line in list(progress.lines)[-_LINES:]]
+    lines = [
+        format_line_below_numbers(line, progress.hosts) for line in list(progress.lines)[-_LINES:]
+    ]
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "text/html": block(progress, lines, _hint(progress)),

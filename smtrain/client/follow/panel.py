@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -15,13 +16,15 @@ from rich.text import Text
 from smtrain.client.follow.curve import sparkline
 from smtrain.client.follow.progress import Progress
 from smtrain.core.config.units import spell
-from smtrain.core.protocol.log_lines import Line
+from smtrain.core.protocol.log_lines import Line, step_record
 from smtrain.core.text import clean
 
 _FRAME = 4
 """Rows of the terminal that the job's own lines cannot use: the border's two, the rule above them,
 the cursor's.
 """
+_DRAWN_ELSEWHERE = re.compile(r" of=\d+(?= |$)| data_wait=0\.00\d*(?= |$)")
+"""Fields of a step's line that the bar shows, or that say that no time was lost."""
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
 
 
@@ -31,6 +34,12 @@ def format_line(line: Line, hosts: int) -> str:
     """
     text = clean(line.text).rstrip("\n")
     return f"{line.host} | " + text.replace("\n", f"\n{line.host} | ") if hosts > 1 else text
+
+
+def format_line_below_numbers(line: Line, hosts: int) -> str:
+    """A line below a panel's bar and numbers: a step's line without what they show already."""
+    text = format_line(line, hosts)
+    return _DRAWN_ELSEWHERE.sub("", text) if step_record(line.text) else text
 
 
 class LivePanel:
@@ -51,7 +60,8 @@ class LivePanel:
         if free_rows > 0 and p.lines:
             rows.append(Text("─" * room, "dim"))
             for line in list(p.lines)[-self.lines :][-free_rows:]:
-                rows.append(Text(format_line(line, p.hosts), overflow="ellipsis", no_wrap=True))
+                text = format_line_below_numbers(line, p.hosts)
+                rows.append(Text(text, overflow="ellipsis", no_wrap=True))
         yield Panel(
             Group(*rows),
             title=Text.assemble((clean(p.name), "bold"), f" on {p.target}"),
@@ -60,6 +70,10 @@ class LivePanel:
             subtitle_align="right",
             border_style=colour,
         )
+        if console.is_terminal and not p.has_ended:
+            # The terminal prints ^C where the cursor is: behind a frame as wide as the screen it would
+            # begin a new line, and erasing the panel would leave its first line.
+            yield Text()
 
     def _rows(
         self, now: datetime.datetime, room: int, history: bool = True

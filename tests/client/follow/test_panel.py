@@ -14,6 +14,7 @@ from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow import panel
 from smtrain.client.follow.follower import StatusPolled
 from smtrain.client.follow.html import block
+from smtrain.client.follow.notebook import bundle_of
 from smtrain.client.follow.panel import LivePanel, format_line
 from smtrain.client.follow.progress import SILENT_S, Progress
 from smtrain.core.protocol.log_lines import WARNING, Line, machine_line, step_line
@@ -146,7 +147,7 @@ def test_what_machines_use_is_a_line_of_the_panel(monkeypatch: pytest.MonkeyPatc
     assert "data wait 3%" in text
     assert "a step takes 2 s: data 3 %, pipeline 21 %" in text
     low = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch, height=12)
-    assert len(low.splitlines()) < 12
+    assert len(low.rstrip().splitlines()) < 12
     assert "so far" in low
     html = block(progress)
     assert "devices <b>81% (35% to 97%)</b>" in html
@@ -173,7 +174,7 @@ def test_a_low_terminal_shows_fewer_lines_of_the_log(
     width: int, height: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = drawn(training(), BEGAN + 5 * MINUTE, monkeypatch, width=width, height=height)
-    assert len(text.splitlines()) < height
+    assert len(text.rstrip().splitlines()) < height, "the last row is for the cursor"
     assert "so far" in text
     assert "ETA" in text
     assert "Ctrl-C leaves it running" in text
@@ -274,5 +275,22 @@ def test_no_border_is_left_behind_by_ctrl_c() -> None:
     )
     drawn, _, after = written_on_a_terminal(code).rpartition("╯")
     lines = drawn[drawn.rindex("╭") :].count("\n") + 1
-    assert after.count("\x1b[1A\x1b[2K") == lines, "each line of the panel is wiped"
+    # ^C is printed at the cursor; at the end of a full line it would begin a new one
+    wiped = after.count("\x1b[1A\x1b[2K")
+    assert wiped == lines + 1, "each line of the panel, and an empty one for the cursor"
     assert after.endswith("\x1b[2Kleft a-job running\r\n")
+
+
+def test_lines_below_the_numbers_do_not_repeat_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, now = training(), BEGAN + 5 * MINUTE
+    for number, wait in ((41, 0.0), (42, 0.25)):
+        text = step_line({"step": number, "loss": 3.5, "data_wait": wait}, 100)
+        progress.lines.append(Line("algo-1", 0, text))
+    progress.lines.append(Line("algo-1", 0, "3 of=4 files"))
+    shown = bundle_of(progress)["text/html"]
+    for text in (drawn(progress, now, monkeypatch), shown):
+        assert "of=100" not in text
+        assert "data_wait=0.0000" not in text
+        assert "step=41 loss=3.500000" in text
+        assert "data_wait=0.2500" in text
+        assert "3 of=4 files" in text
