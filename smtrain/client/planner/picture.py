@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from smtrain.client.planner.result import Plan, summary
 from smtrain.core.config.units import spell
 from smtrain.core.pages.charts import BARS_WIDE, Bar, bars
 from smtrain.core.pages.page import image, render
 
-if TYPE_CHECKING:
-    from smtrain.client.planner.result import Plan
-
 _WORDS = "memory, step time and cost of the plan"
 
 
-def card(plan: Plan, text: str) -> str:
-    """Bars as an image, and `text`, its summary, below them."""
-    bars = svg(plan)
+def card(plan: Plan) -> str:
+    """Bars as an image, and below them the rest of the plan's summary."""
+    rows = plan_bars(plan)
+    text = summary(plan, drawn=[bar.name for bar in rows])
     # A line too long for the picture continues below its text, as on a terminal.
     lines = [
         (line, 2 if line.startswith("!") or line[:1].isdigit() else 12) for line in text.split("\n")
     ]
-    return render("plan.html", picture=image(bars, _WORDS, BARS_WIDE) if bars else "", lines=lines)
+    picture = image(bars(rows, _WORDS), _WORDS, BARS_WIDE) if rows else ""
+    return render("plan.html", picture=picture, lines=lines)
 
 
-def svg(plan: Plan) -> str:
+def plan_bars(plan: Plan) -> list[Bar]:
     """Bars of a core's memory up to its size, of the step's seconds, and of the dollars; unknown
     ones have no bar.
     """
@@ -38,8 +37,9 @@ def svg(plan: Plan) -> str:
         total = plan.step_s["total"]
         rows.append(Bar("step", _parts(plan.step_s), total, spell(total)))
     if plan.dollars and plan.fits:
-        rows.append(Bar("cost", plan.dollars_by_item, plan.dollars, f"${plan.dollars:,.0f}"))
-    return bars(rows, _WORDS)
+        label = f"${plan.dollars:,.0f}"
+        rows.append(Bar("cost", plan.dollars_by_item, plan.dollars, label, form=",.2f"))
+    return rows
 
 
 def _parts(figures: Mapping[str, float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -109,14 +110,17 @@ class Plan:
         return summary(self)
 
     def _repr_html_(self) -> str:
-        """Bars of memory, step and cost above the summary, for a notebook."""
+        """Bars of memory, step and cost above the rest of the summary, for a notebook."""
         from smtrain.client.planner.picture import card
 
-        return card(self, summary(self))
+        return card(self)
 
 
-def summary(plan: Plan) -> str:
-    """The plan in words: needs and costs, then choices, then warnings."""
+def summary(plan: Plan, drawn: Collection[str] = ()) -> str:
+    """The plan in words: needs and costs, then choices, then warnings.
+
+    `drawn` names bars of a picture above it (`core`, `step`, `cost`), whose parts are left out.
+    """
     active = (
         ""
         if plan.active_parameters is None
@@ -126,7 +130,7 @@ def summary(plan: Plan) -> str:
         f"{plan.model}: {format_parameters(plan.parameters)} parameters{active} on {plan.machines}"
     ]
     lines.append(f"mesh        {plan.mesh}")
-    if plan.memory_gib:
+    if plan.memory_gib and "core" not in drawn:
         m = plan.memory_gib
         parts = ", ".join(
             f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05
@@ -172,7 +176,8 @@ def summary(plan: Plan) -> str:
         parts = ", ".join(
             f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total"
         )
-        lines.append(f"step        {t['total']:.3g} s: {parts}")
+        if "step" not in drawn:
+            lines.append(f"step        {t['total']:.3g} s: {parts}")
         lines += plan.gpu_options.lines() if plan.gpu_options else []
     if plan.fits and plan.hours is not None:
         cut = (
@@ -196,14 +201,13 @@ def summary(plan: Plan) -> str:
     if plan.here:
         lines.append("cost        nothing here")
     if plan.fits and plan.dollars is not None:
-        items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
+        listed = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
+        items = "" if "cost" in drawn else f" ({listed})"
         middle = "by the middle: " if is_wide(plan) else ""
         if is_wide(plan):
-            lines.append(
-                f"cost        {_money(plan)}; the middle is ${plan.dollars:,.2f} ({items})"
-            )
+            lines.append(f"cost        {_money(plan)}; the middle is ${plan.dollars:,.2f}{items}")
         else:
-            lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
+            lines.append(f"cost        ${plan.dollars:,.2f}{items}")
         lines.append(
             f"            {middle}{_three_digits(plan.dollars_per_million_tokens)} $ a million "
             f"tokens, {plan.tokens_per_dollar:,.0f} tokens a dollar"

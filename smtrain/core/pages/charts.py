@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from math import floor, isfinite, log10
 
 from smtrain.core.pages.page import render
@@ -14,8 +15,15 @@ Points = Sequence[tuple[float, float]]
 Marks = Sequence[tuple[float, str]]
 HELD_OUT = "#d1663d"
 _MAX_POINTS = 400  # points of a curve
-_BARS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
-_BARS_LEFT, _BARS_WIDTH, _BARS_RIGHT, _BAR_ROW = 90, 560, 110, 44  # pixels
+_BARS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f"),
+    *("#d62728", "#e377c2", "#aec7e8", "#ffbb78", "#98df8a", "#c5b0d5", "#c49c94", "#9edae5"),
+    *("#dbdb8d", "#c7c7c7", "#ff9896", "#f7b6d2"),
+)
+"""Colours of the parts of all bars of a picture, in their order (Tableau's 20)."""
+_BARS_LEFT, _BARS_WIDTH, _BARS_RIGHT = 90, 560, 110  # pixels
+_BAR_HEIGHT, _LABEL_ROW, _BAR_GAP = 20, 16, 12  # pixels
+_LETTER, _SWATCH, _LABEL_GAP = 6.4, 13, 12  # pixels: width of a letter of 11 pixels, at most
 _HEAT_CELL, _HEAT_ROW = 72, 30  # pixels
 BARS_WIDE = _BARS_LEFT + _BARS_WIDTH + _BARS_RIGHT
 
@@ -132,7 +140,7 @@ def curve(
 @dataclass(frozen=True)
 class Bar:
     """A bar of parts, as long as their sum is of `whole`; `mark` is a value at which a line is
-    drawn.
+    drawn, `form` the format of a part's value.
     """
 
     name: str
@@ -140,6 +148,7 @@ class Bar:
     whole: float
     label: str
     mark: float | None = None
+    form: str = ".3g"
 
 
 def heat_map(
@@ -169,30 +178,48 @@ def heat_map(
 
 
 def bars(rows: Sequence[Bar], words: str) -> str:
-    """Bars below each other, each with the names of the parts that have room for one; empty without
+    """Bars below each other, and below each the colour, name and value of its parts; empty without
     bars.
+
+    No two parts of the picture have the same colour, up to 20 of them.
     """
     if not rows:
         return ""
-    bar_views = []
+    bar_views, top, colours = [], 4.0, cycle(_BARS)
     for bar in rows:
         x, parts = float(_BARS_LEFT), []
-        for number, (part, value) in enumerate(bar.parts.items()):
+        for part, value in bar.parts.items():
+            if not value:
+                continue
             wide, name = value / bar.whole * _BARS_WIDTH, part.replace("_", " ")
-            parts.append((x, wide, _BARS[number % len(_BARS)], name, f"{value:,.2f}"))
+            parts.append((x, wide, next(colours), name, format(value, bar.form)))
             x += wide
+        labels, height = _labels([f"{name} {value}" for *_, name, value in parts])
         mark = (
             None if bar.mark is None else f"{_BARS_LEFT + bar.mark / bar.whole * _BARS_WIDTH:.1f}"
         )
-        bar_views.append((bar, parts, mark))
+        bar_views.append((bar, parts, labels, mark, top))
+        top += _BAR_HEIGHT + height + _BAR_GAP
     return render(
         "bars.svg",
         bars=bar_views,
         words=words,
         width=BARS_WIDE,
-        row=_BAR_ROW,
+        height=f"{top:.0f}",
         after=_BARS_LEFT + _BARS_WIDTH + 8,
     )
+
+
+def _labels(texts: Sequence[str]) -> tuple[list[tuple[float, float, str]], float]:
+    """(x, y below the bar, text) of labels in rows as wide as the bar, and the height of the rows."""
+    labels, x, y = [], float(_BARS_LEFT), float(_LABEL_ROW)
+    for text in texts:
+        wide = _SWATCH + _LETTER * len(text)
+        if x > _BARS_LEFT and x + wide > _BARS_LEFT + _BARS_WIDTH:
+            x, y = float(_BARS_LEFT), y + _LABEL_ROW
+        labels.append((x, y, text))
+        x += wide + _LABEL_GAP
+    return labels, y
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:
@@ -213,8 +240,8 @@ def _thin_points(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Two to six round values between the two."""
-    rough = (high - low) / 4
+    """Two to seven round values between the two."""
+    rough = (high - low) / 6
     unit = 10 ** floor(log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     first = -floor(-low / step)
@@ -222,8 +249,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Logarithms of 1, 2 and 5 times powers of ten between the two; only whole powers if there are
-    many.
+    """Logarithms of 1, 2 and 5 times powers of ten between the two: only whole powers if there are
+    many, and other round values if there are less than two.
     """
     logs = [
         k + log10(m)
@@ -231,6 +258,8 @@ def _powers(low: float, high: float) -> list[float]:
         for m in (1, 2, 5)
         if low <= k + log10(m) <= high
     ]
+    if len(logs) < 2:
+        return [log10(value) for value in _ticks(10**low, 10**high)]
     if len(logs) <= 6:
         return logs
     whole_powers = [value for value in logs if abs(value - round(value)) < 1e-9]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -23,6 +23,7 @@ from smtrain.core.pages.page import Cell, number, render
 from smtrain.core.public_api import public
 from smtrain.core.targets import TargetName
 from smtrain.plane.hosts import read
+from smtrain.tools.report.changed_keys import changed_keys
 from smtrain.tools.report.gather import JobAccount, RunAccount, gather
 from smtrain.tools.report.install_command import commands
 from smtrain.tools.report.waste import Portion, portions
@@ -123,7 +124,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         tone=tone,
         facts=_facts(run, records),
         failures=failures,
-        jobs=[_job(job) for job in run.jobs],
+        jobs=_jobs(run.jobs),
         marks=marks,
         charts=_charts(records, marks),
         waits=[record["data_wait"] for record in records if "data_wait" in record],
@@ -136,6 +137,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         cost=_cost(run),
         environment=_environment(run),
         config=config_text(run),
+        changed=_yaml(changed_keys(run.config)),
         commands=[
             *([f"# the config's folder was at git commit {run.commit}"] if run.commit else []),
             *_own_machine(run),
@@ -157,8 +159,16 @@ def _state(run: RunAccount) -> tuple[str, str]:
     return state, {"done": "good", "stopped": "warn"}.get(state, "bad")
 
 
-def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[str, str, str]]:
-    """(name, value, what follows the value) of the numbers below the title."""
+class Fact(NamedTuple):
+    """A number below the title, the words behind it, and the CSS class of its tone."""
+
+    name: str
+    value: str
+    rest: str = ""
+    tone: str = ""
+
+
+def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[Fact]:
     facts = []
     losses = [record["loss"] for record in records if "loss" in record]
     losses_and_steps = [
@@ -166,37 +176,54 @@ def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[s
     ]
     if records:
         of = f" of {records[-1]['of']:.0f}" if "of" in records[-1] else ""
-        facts.append(("step", f"{records[-1]['step']:.0f}{of}", ""))
+        facts.append(Fact("step", f"{records[-1]['step']:.0f}{of}"))
     if losses:
-        facts.append(("loss", f"{losses[-1]:.4f}", f" (from {losses[0]:.4f})"))
+        facts.append(_loss(losses))
     if losses_and_steps:
         lowest, best = min(losses_and_steps)
-        facts.append(("lowest validation loss", f"{lowest:.4f}", f" at step {best:.0f}"))
+        facts.append(Fact("lowest validation loss", f"{lowest:.4f}", f" at step {best:.0f}"))
     if run.restarts:
-        facts.append(("restarts", str(run.restarts), ""))
+        facts.append(Fact("restarts", str(run.restarts)))
     if reward_records := [record for record in records if "rewards/margins" in record]:
         margin, accuracy = (
             reward_records[-1]["rewards/margins"],
             reward_records[-1]["rewards/accuracies"],
         )
-        facts.append(("reward margin", f"{margin:.4f}", f" (accuracy {accuracy:.0%})"))
+        facts.append(Fact("reward margin", f"{margin:.4f}", f" (accuracy {accuracy:.0%})"))
     if expert_records := [record for record in records if "experts/load_max" in record]:
         highest_load, lowest_load = (
             expert_records[-1]["experts/load_max"],
             expert_records[-1]["experts/load_min"],
         )
         facts.append(
-            ("busiest expert", f"{highest_load:.1f} x mean", f" (idlest {lowest_load:.2f} x)")
+            Fact("busiest expert", f"{highest_load:.1f} x mean", f" (idlest {lowest_load:.2f} x)")
         )
     total, cost = _total(run.jobs), run.jobs[-1].cost
     if total is not None or not cost.is_owned:
-        facts.append(("cost", _dollars(total), "" if cost.is_billed else " if on AWS"))
+        facts.append(Fact("cost", _dollars(total), "" if cost.is_billed else " if on AWS"))
     return facts
+
+
+def _loss(losses: Sequence[float]) -> Fact:
+    """The last loss and the first one; a loss that rose is marked."""
+    first, last = losses[0], losses[-1]
+    if last > first:
+        return Fact("loss", f"{last:.4f}", f" (rose from {first:.4f})", "warn")
+    return Fact("loss", f"{last:.4f}", f" (from {first:.4f})" if len(losses) > 1 else "")
+
+
+def _jobs(jobs: Sequence[JobAccount]) -> tuple[list[str], list[list[Cell | str]]]:
+    """Head and rows, one a job; without costs if all ran free of charge."""
+    head = ["stage", "job", "status", "machines", "> begun (UTC)", "> took"]
+    rows = [_job(job) for job in jobs]
+    if all(_is_free(job) for job in jobs):
+        return head, rows
+    costs = [number("-" if _is_free(job) else _dollars(job.cost.dollars)) for job in jobs]
+    return [*head, "> cost"], [[*row, cost] for row, cost in zip(rows, costs, strict=True)]
 
 
 def _job(job: JobAccount) -> list[Cell | str]:
     tone = "good" if job.status == "Completed" else "bad" if job.status == "Failed" else ""
-    free = job.cost.is_owned and job.cost.dollars is None
     return [
         job.stage,
         Cell(job.name, "one"),
@@ -204,8 +231,11 @@ def _job(job: JobAccount) -> list[Cell | str]:
         Cell(job.cost.machines, "one"),
         number(f"{job.created:%m-%d %H:%M}"),
         number(spell(job.seconds)),
-        number("-" if free else _dollars(job.cost.dollars)),
     ]
+
+
+def _is_free(job: JobAccount) -> bool:
+    return job.cost.is_owned and job.cost.dollars is None
 
 
 def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, str]]) -> list[str]:
@@ -418,7 +448,11 @@ def _image(run: RunAccount, job: JobAccount) -> str | None:
 
 def config_text(run: RunAccount) -> str:
     """The run's config as YAML, merged from the configs of its jobs."""
-    return yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
+    return _yaml(run.config)
+
+
+def _yaml(config: dict[str, Any]) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _own_machine(run: RunAccount) -> list[str]:

@@ -64,6 +64,15 @@ def test_a_chart_takes_any_numbers(log: bool) -> None:
     assert curve(many, points=50).count(",") < 60
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("ends", [(3.96, 4.01), (1.0, 9.0), (6.5, 9.9), (0.3, 0.4), (2e-5, 1e-4)])
+def test_a_chart_has_two_ticks_or_more(ends: tuple[float, float], log: bool) -> None:
+    drawn = chart("x", list(enumerate(ends)), log=log)
+    ticks = re.findall(r'text-anchor="end">([^<]+)</text>', drawn)[:-1]  # the last is the last step
+    assert 2 <= len(set(ticks)) <= 7
+    assert all(0.99 * ends[0] <= float(tick) <= 1.01 * ends[1] for tick in ticks)
+
+
 def test_the_command_starts_without_jinja2() -> None:
     code = (
         "import sys, smtrain, smtrain.cli, smtrain.core.pages.charts; sys.exit('jinja2' in"

@@ -121,6 +121,9 @@ def test_this_machine_has_no_fault_and_the_report_names_no_one(tmp_path: Path) -
     assert written["format"] == 1
     assert written["machine"]["packages"]["torch"] == software._version("torch")
     assert written["training"] is None
+    machine = page.read_text().partition("<h2>Machine</h2>")[2]
+    assert machine.count("<table") == 1, "values begin at one place"
+    assert machine.count('<th colspan="2"') == len(written["machine"])
     for text in (done.stdout, file.read_text(), page.read_text()):
         assert socket.gethostname() not in text
         assert str(Path.home()) == "/" or f"{Path.home()}/" not in text

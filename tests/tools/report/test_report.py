@@ -101,6 +101,29 @@ def test_the_page_says_what_ran_and_from_which_inputs(run: smtrain.Run) -> None:
         assert f"<td>input {path}</td><td>sha256 {digest}...</td>" in text
     assert all(line in text for line in commands())
     assert "smtrain run run.yaml" in text
+    folded = text.partition("<details>")[2].partition("</details>")[0]
+    first = text.partition("<details>")[0].rpartition("<pre>")[2]
+    assert "weight_decay" in folded
+    assert "steps: 6" in first
+    assert "weight_decay" not in first, "a default"
+    assert ">cost</th>" not in text, "a column without a value"
+
+
+@pytest.mark.slow
+def test_a_loss_that_rose_is_marked(run: smtrain.Run) -> None:
+    account = gather("llama", "local")
+    (train,) = account.of("train")
+    first, *rest = train.steps
+    rose = dataclasses.replace(rest[-1], text=re.sub("loss=[^ ]+", "loss=9.5", rest[-1].text))
+    for steps, words in (
+        ((first, rose), r'loss <b class="warn">9\.5000</b> \(rose from'),
+        (train.steps, r"loss <b>[0-9.]+</b> \(from"),
+        ((first,), r"loss <b>[0-9.]+</b></span>"),
+    ):
+        jobs = tuple(
+            dataclasses.replace(job, steps=steps) if job is train else job for job in account.jobs
+        )
+        assert re.search(words, page(dataclasses.replace(account, jobs=jobs)))
 
 
 @pytest.mark.slow
