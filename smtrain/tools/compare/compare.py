@@ -86,6 +86,13 @@ class Pair:
     """The x at which the loss first exceeds the tolerance."""
     verdict: str
 
+    @property
+    def result(self) -> Literal["agree", "differ", "cannot be compared"]:
+        """The verdict in a word or three."""
+        if not isfinite(self.loss.largest()[0]):
+            return "cannot be compared"
+        return "agree" if self.left_at is None else "differ"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -197,7 +204,8 @@ def compare(
             (neuronx-nemo-megatron), a DataFrame or a list of records; `NAME=PATH` gives a file a
             name.
         by: The x axis: `step`, `tokens` or `time` (seconds since the first step).
-        window: Points in the moving mean of the smoothed curves.
+        window: Points in the moving mean of the smoothed curves; at most half of the points that
+            both have.
         tolerance: Allowed difference of the smoothed loss, as a share of the first one's; None:
             0.02.
         tokens_per_step: Global batch size times sequence length, for logs that do not say.
@@ -281,6 +289,7 @@ def _pair(base: Series, candidate: Series, by: By, window: int, tolerance: float
             f"{candidate.name} and {base.name} have no {by} in common: {candidate.name} goes from"
             f" {b[0]:,.0f} to {b[1]:,.0f}, {base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
         )
+    window = _fit_window(window, len(loss.x))
     left_at = loss.leaves(tolerance, window)
     return Pair(
         candidate.name,
@@ -308,18 +317,22 @@ def _curve(base: Series, candidate: Series, key: str, by: By, window: int) -> Cu
         b.append(value)
     if not x:
         return None
+    window = _fit_window(window, len(x))
     smooth_a, smooth_b = _smooth(a, window), _smooth(b, window)
     points_before, points_after = (window - 1) // 2, window // 2
-    full_windows = (
-        range(points_before, len(x) - points_after)
-        if window < len(x)
-        else range(len(x) // 2, len(x) // 2 + 1)
-    )
+    full_windows = range(points_before, len(x) - points_after)
     pairs = enumerate(zip(smooth_a, smooth_b, strict=True))
     difference = array(
         "d", ((q - p) / abs(p) if p and i in full_windows else nan for i, (p, q) in pairs)
     )
     return Curve(x, b, a, smooth_b, smooth_a, difference)
+
+
+def _fit_window(window: int, points: int) -> int:
+    """The window, or half of the points if there are fewer than two windows: a wider one would draw
+    a flat line, and no difference.
+    """
+    return window if 2 * window <= points else max(1, points // 2)
 
 
 Points = tuple["array[Any]", "array[float]"]
@@ -400,8 +413,8 @@ def _verdict(
     largest, at_x = loss.largest()
     x_range = f"{_place(loss.x[0], by)} to {_place(loss.x[-1], by)}"
     deviation = (
-        f"the loss differs by {loss.mean():.2%} in the mean over windows of {window} points from"
-        f" {x_range}, at most by {largest:+.2%} at {_place(at_x, by)}"
+        f"the loss differs by {loss.mean():.2%} in the mean over windows of {window}"
+        f" point{'s' * (window > 1)} from {x_range}, at most by {largest:+.2%} at {_place(at_x, by)}"
     )
     if not isfinite(largest):
         at = f" from {_place(left_at, by)}" if left_at is not None else ""

@@ -29,6 +29,8 @@ _POINTS = 12_000
 _PAGE_WIDTHS = {"broad": _WIDTH, "narrow": 4.6}
 """Widths of the pictures of a page in inches; the page shows the one that fits the reader's screen.
 """
+_FEW_POINTS = 40
+"""Curves of so many points have a mark at each, as a single one has no line."""
 _AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
 
 
@@ -46,17 +48,31 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
         Picture = figure_class()
     except ImportError:
         raise DataError(missing_module("matplotlib")) from None
-    norms = all(pair.grad_norm for pair in comparison.pairs)
-    figure = Picture(figsize=(width, 9 if norms else 5.5), layout="constrained")
-    rows: Any = figure.subplots(
-        4 if norms else 2, 1, sharex=True, height_ratios=(3, 1, 2, 1) if norms else (3, 1)
+    panes = _panes(comparison)
+    figure = Picture(figsize=(width, 1.2 + 1.2 * sum(panes.values())), layout="constrained")
+    drawn: Any = figure.subplots(
+        len(panes), 1, sharex=True, squeeze=False, height_ratios=list(panes.values())
     )
-    _rows(comparison, rows[0], rows[1], "loss", "loss (nats per token)")
-    rows[1].axhspan(
-        -100 * comparison.tolerance, 100 * comparison.tolerance, color="#888888", alpha=0.15
-    )
-    if norms:
-        _rows(comparison, rows[2], rows[3], "grad_norm", "grad norm")
+    rows = list(drawn[:, 0])
+    axes = dict(zip(panes, rows, strict=True))
+    _rows(comparison, axes["loss"], axes.get("loss difference"), "loss", "loss (nats per token)")
+    if "loss difference" in axes:
+        axes["loss difference"].axhspan(
+            -100 * comparison.tolerance, 100 * comparison.tolerance, color="#888888", alpha=0.15
+        )
+    if "grad_norm" in axes:
+        _rows(
+            comparison,
+            axes["grad_norm"],
+            axes.get("grad_norm difference"),
+            "grad_norm",
+            "grad norm",
+        )
+    if comparison.by == "step":
+        steps = {step for pair in comparison.pairs for step in pair.loss.x}
+        rows[-1].xaxis.get_major_locator().set_params(integer=True)
+        if len(steps) == 1:
+            rows[-1].set_xticks(list(steps))
     rows[-1].set_xlabel(_AXES[comparison.by])
     rows[0].legend(frameon=False)
     for axis in rows:
@@ -65,9 +81,22 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
     return figure
 
 
+def _panes(comparison: Comparison) -> dict[str, int]:
+    """The panes from top to bottom, each with its share of the height; none that would be empty."""
+    panes = {}
+    for key, share in (("loss", 3), ("grad_norm", 2)):
+        curves = [getattr(pair, key) for pair in comparison.pairs]
+        if all(curves):
+            panes[key] = share
+            if any(isfinite(d) for curve in curves for d in curve.difference):
+                panes[f"{key} difference"] = 1
+    return panes
+
+
 def _rows(
-    comparison: Comparison, curve_axes: Any, difference_axes: Any, key: str, label: str
+    comparison: Comparison, curve_axes: Any, difference_axes: Any | None, key: str, label: str
 ) -> None:
+    """Draw a metric, and its differences if they have a pane."""
     base = max((getattr(pair, key) for pair in comparison.pairs), key=lambda curve: len(curve.x))
     base = thin(base)
     curve_axes.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
@@ -79,15 +108,28 @@ def _rows(
         linewidth=1.6,
         linestyle=(0, (4, 3)),
         zorder=3,
+        **_marker(base),
         label=clean(comparison.series[0].name),
     )
     for number, pair in enumerate(comparison.pairs, start=1):
         curve, colour = thin(getattr(pair, key)), _COLOURS[number % len(_COLOURS)]
         curve_axes.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)
-        curve_axes.plot(curve.x, curve.smooth, color=colour, linewidth=1.6, label=clean(pair.name))
-        difference_axes.plot(
-            curve.x, [100 * d for d in curve.difference], color=colour, linewidth=1.2
+        curve_axes.plot(
+            curve.x,
+            curve.smooth,
+            color=colour,
+            linewidth=1.6,
+            label=clean(pair.name),
+            **_marker(curve),
         )
+        if difference_axes is not None:
+            difference_axes.plot(
+                curve.x,
+                [100 * d for d in curve.difference],
+                color=colour,
+                linewidth=1.2,
+                **_marker(curve),
+            )
         if key == "loss" and pair.left_at is not None:
             curve_axes.axvline(pair.left_at, color=colour, linestyle=":", linewidth=1)
     for number, training in enumerate(comparison.series):
@@ -113,8 +155,13 @@ def _rows(
                 ),
             )
     curve_axes.set_ylabel(label)
-    difference_axes.set_ylabel("difference, %")
-    difference_axes.axhline(0, color="#555555", linewidth=0.8)
+    if difference_axes is not None:
+        difference_axes.set_ylabel("difference, %")
+        difference_axes.axhline(0, color="#555555", linewidth=0.8)
+
+
+def _marker(curve: Curve) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 3} if len(curve.x) <= _FEW_POINTS else {}
 
 
 def thin(curve: Curve) -> Curve:
@@ -145,13 +192,22 @@ def page(comparison: Comparison, *, as_document: bool = True) -> str:
     of one for a notebook.
     """
     summary = comparison.to_dict()
-    columns = ("name", "steps", "last_step", "last_loss", "tokens_per_s", "tokens_per_dollar")
+    rows = (summary["baseline"], *summary["compared"])
+    columns = [
+        column
+        for column in (
+            "name",
+            "steps",
+            "last_step",
+            "last_loss",
+            "tokens_per_s",
+            "tokens_per_dollar",
+        )
+        if any(row[column] is not None for row in rows)
+    ]
     table: dict[str, Any] = {
         "head": [column.replace("_", " ") for column in columns],
-        "rows": [
-            [_cell(row[column]) for column in columns]
-            for row in (summary["baseline"], *summary["compared"])
-        ],
+        "rows": [[_cell(row[column]) for column in columns] for row in rows],
     }
     if not as_document:
         picture = image(_svg(comparison, _WIDTH), "the curves and their difference", 900)

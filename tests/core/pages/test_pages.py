@@ -25,7 +25,11 @@ def test_every_value_is_cleaned_and_escaped() -> None:
             "compare.html",
             title=EVIL,
             generator="x",
-            comparison={"pairs": [{"verdict": EVIL}], "changes": [EVIL]},
+            comparison={
+                "remarks": [EVIL],
+                "pairs": [{"verdict": EVIL, "result": "differ"}],
+                "changes": [EVIL],
+            },
             pictures=[],
             head=[EVIL],
             rows=[cells],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,6 +243,47 @@ def test_tensorboard_csv_and_a_table_say_the_same(tmp_path: Path) -> None:
     assert comparison.pairs[0].grad_norm is not None
     assert comparison.pairs[1].grad_norm is None
     assert "time" in comparison.series[1].records[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "window", "panes"), [(1, 1, 4), (6, 3, 4), (39, 19, 4), (40, 20, 4), (400, 20, 4)]
+)
+def test_no_window_is_wider_than_the_data_and_no_pane_is_empty(
+    count: int, window: int, panes: int
+) -> None:
+    comparison = smtrain.compare(learned(1, count), learned(3, count, rate=9.0, after=2))
+    assert f"windows of {window} point" in comparison.verdict
+    figure = comparison.plot()
+    assert len(figure.axes) == panes
+    assert all(
+        any(np.isfinite(line.get_ydata()).any() for line in axes.lines) for axes in figure.axes
+    )
+    if 1 < count < 40:
+        smooth = comparison.pairs[0].loss.smooth
+        assert smooth[0] > smooth[-1], "a flat line hides what the training did"
+    ticks = figure.axes[-1].get_xticks()
+    assert all(float(tick).is_integer() for tick in ticks)
+
+
+def test_a_loss_that_is_no_number_has_no_difference_to_draw() -> None:
+    lost = [{"step": step, "loss": math.nan} for step in range(1, 7)]
+    comparison = smtrain.compare([{**row, "loss": 3.0} for row in lost], lost)
+    assert len(comparison.plot().axes) == 1
+    assert ">cannot be compared</span>" in picture.page(comparison)
+
+
+@pytest.mark.parametrize("as_document", [True, False])
+def test_the_result_stands_first_and_has_a_colour(as_document: bool) -> None:
+    base = learned(1, 60)
+    others = learned(2, 60), learned(3, 60, rate=9.0, after=2)
+    comparison = smtrain.compare(base, *others)
+    page = picture.page(comparison, as_document=as_document)
+    assert re.findall(r"background:(#\w+)\">(agree|differ)</span>", page) == [
+        ("#2e7d32", "agree"),
+        ("#c62828", "differ"),
+    ]
+    assert page.index("differ</span>") < page.index("<svg" if as_document else "<img")
+    assert "tokens per dollar" not in page, "a column without a value"
 
 
 def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -> None:
