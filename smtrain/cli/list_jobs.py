@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.text import align_columns, room, say
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def list_(
     from smtrain.client.backends.choose import backend_by_name
     from smtrain.client.jobs.listing import list_jobs
 
+    register_flags({"name": "--name"})
     place = backend_by_name(target.value)
     found_jobs = list_jobs(place, name_contains=name, limit=limit + COUNT_LIMIT)
     jobs, further = found_jobs[:limit], len(found_jobs) - limit

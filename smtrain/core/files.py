@@ -83,7 +83,9 @@ def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[I
                 handle.flush()
                 os.fsync(handle.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == str(part):  # the user knows only `path`
+            error.filename = str(path if path.parent.is_dir() else path.parent)
         part.unlink(missing_ok=True)
         raise
     if sync:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -73,14 +74,29 @@ def hint(
     )
 
 
-def near_path(path: str | Path) -> str:
-    """`did you mean X?
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 
-    ` for a path that does not exist, if its folder holds a similar name; else empty.
+
+def variable_fault(text: str) -> str:
+    """`$HOME is not expanded here, so write its value; ` for a value that a shell would expand; else
+    empty.
+    """
+    variable = _VARIABLE.search(text)
+    return f"{variable[0]} is not expanded here, so write its value; " if variable else ""
+
+
+def near_path(path: str | Path) -> str:
+    """The probable reason why a path does not exist, with a space at its end; else empty.
+
+    It is a link to nothing, holds a variable of a shell, or its folder holds a similar name.
     """
     wrong = Path(path)
+    if wrong.is_symlink() and not wrong.exists():
+        return f"it is a link to {wrong.readlink()}, which is missing; "
     if os.path.lexists(wrong):  # it exists, but as another kind of file than the caller needs
         return ""
+    if variable := variable_fault(str(wrong)):
+        return variable
     try:
         names = [entry.name for entry in wrong.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:

@@ -133,6 +133,15 @@ CHOICES: list[Row] = [
     ("set local.run_in=dokcer", 2, "did you mean docker"),
 ]
 KEYS: list[Row] = [
+    ("set name='${USER}-run'", 2, "${USER} is not expanded here, so write its value"),
+    ("set train.steps='$STEPS'", 2, "$STEPS is not expanded here"),
+    ("set model.path='$HOME/m'", 2, "$HOME is not expanded here"),
+    ("set data.path=/", 2, "/ holds the files of the whole system; give the folder of the text"),
+    ("set data.path=nothing.txt", 2, "it is a link to /nowhere/text.txt, which is missing"),
+    ("run settings.toml --dry-run", 2, "a config is a YAML or JSON file, not .toml"),
+    ("check https://host/run.yaml", 2, "`curl -O https://host/run.yaml` downloads it"),
+    ("list --name [", 2, "--name: got '['; names of jobs hold letters, digits and hyphens only"),
+    ("images --region mars-1", 2, "name a region such as us-west-2"),
     ("set train.learning_rate=1e-4", 2, "did you mean train.lr"),
     ("set learning_rate=1e-4", 2, "did you mean train.lr"),
     ("set lr=1e-4", 2, "did you mean train.lr"),
@@ -382,6 +391,8 @@ def more_files(folder: Path) -> None:
     (folder / "lone-bin/tokens.bin").write_bytes(struct.pack("<64H", *range(64)))
     (folder / "book.docx").write_bytes(b"PK\x03\x04" + b"\0" * 200)
     (folder / "book.pdf").write_bytes(b"%PDF-1.7\n" + b"\xff\0" * 200)
+    (folder / "settings.toml").write_text("[train]\nsteps = 3\n")
+    (folder / "nothing.txt").symlink_to("/nowhere/text.txt")
     (folder / "wrong-key.yaml").write_text("model: {path: model}\ntrain: {learning_rate: 1}\n")
     (folder / "trainer.yaml").write_text("model_name_or_path: model\nlearning_rate: 1e-4\n")
 

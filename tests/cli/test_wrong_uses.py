@@ -71,7 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, local_home: Path) -> Iterat
 
 def tree(folder: Path) -> dict[str, tuple[int, int]]:
     """Name, size and time of everything below."""
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+    states = {str(path): path.lstat() for path in folder.rglob("*")}
+    return {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
 
 
 def wrong(use: Use, status: object, out: str, err: str) -> str:

@@ -33,6 +33,9 @@ _DIGITS = 100
 _LARGEST = 10**_DIGITS
 _MOST_FAULTS = 50
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
+_OTHER_FORMATS = (".toml", ".ini", ".cfg", ".py")
+# Of `run` and `launch`. Other functions take only sections beyond their own parameters.
+_PARAMETERS = frozenset({"wait", "again", "check", "stage", "say", "view", "on_line"})
 _LOCAL_PATHS = (
     ("model", "path"),
     ("model", "weights"),
@@ -69,6 +72,11 @@ def draft(
     if "set" in sections:
         raise ConfigError(
             "set: the parameter is set_, with texts such as set_=['train.lr=3e-4']",
+            code="call.invalid",
+        )
+    if parameters := sorted(_PARAMETERS & sections.keys()):
+        raise ConfigError(
+            f"{parameters[0]}: is a parameter of another call, and no key of a config; leave it out",
             code="call.invalid",
         )
     raw = _read(source)
@@ -120,7 +128,7 @@ def _read(source: Source | None) -> dict[str, Any]:
             "the config file is an empty name; name a YAML file", code="config.unreadable"
         )
     path = Path("the YAML text") if is_yaml_text(source) else Path(source)
-    content = parse_yaml(str(source), path) if is_yaml_text(source) else read_yaml(path)
+    content = parse_yaml(str(source), path) if is_yaml_text(source) else _read_file(path)
     if content is None:
         raise ConfigError(
             f"{path}: is empty; a config needs at least model.path", code="config.unreadable"
@@ -141,6 +149,17 @@ def _read(source: Source | None) -> dict[str, Any]:
             f"{path}: holds no key of a config ({key_names}); {hint}", code="config.unreadable"
         )
     return _absolute(content, Path.cwd() if is_yaml_text(source) else path.resolve().parent)
+
+
+def _read_file(path: Path) -> Any:
+    """The value of a config file; a TOML, INI or Python file is refused by its ending."""
+    if path.suffix.lower() in _OTHER_FORMATS and path.is_file():
+        raise ConfigError(
+            f"{path}: a config is a YAML or JSON file, not {path.suffix}; write its keys as YAML,"
+            " as `smtrain init` does",
+            code="config.unreadable",
+        )
+    return read_yaml(path)
 
 
 def is_yaml_text(source: object) -> bool:

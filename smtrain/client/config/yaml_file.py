@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from smtrain.core.files import open_named
 from smtrain.core.suggest import near_path
 from smtrain.core.yaml_text import MOST_BYTES, YamlError, parse
 
+_ADDRESS = re.compile(r"(https?|s3|oss):/+")
+_DOWNLOADS = {
+    **dict.fromkeys(("http", "https"), "curl -O {}"),
+    "s3": "aws s3 cp {} .",
+    "oss": "ossutil cp {} .",
+}
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
@@ -71,6 +78,13 @@ def read_settings(path: Path, subject: str, remedy: str) -> str:
         with open_named(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
+        if address := _ADDRESS.match(str(path)):
+            uri = f"{address[1]}://{str(path)[address.end() :]}"
+            download = _DOWNLOADS[address[1]].format(uri)
+            raise ConfigError(
+                f"{uri}: {subject} is read from this machine only; `{download}` downloads it",
+                code="config.unreadable",
+            ) from None
         if subject == "config" and isinstance(error, FileNotFoundError):
             raise ConfigError(
                 f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}`"

@@ -15,6 +15,7 @@ from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.targets import TargetName
 from smtrain.stages import STAGES
 
+_PART_OF_NAME = re.compile(r"[a-zA-Z0-9-]+")
 _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
@@ -75,7 +76,15 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
 
 
 def list_jobs(target: Backend, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
-    """Training jobs of the target, newest first."""
+    """Training jobs of the target, newest first.
+
+    Raises `JobError` for a text that no name contains.
+    """
+    if name_contains and not _PART_OF_NAME.fullmatch(name_contains):
+        raise JobError(
+            f"name: got {name_contains!r}; names of jobs hold letters, digits and hyphens only",
+            code="job.not_found",
+        )
     jobs: list[Job] = []
     for rows in target.rows(name_contains, limit):
         jobs += [Job.from_summary(target, row) for row in rows]

@@ -83,10 +83,16 @@ def machine_of(
             f"machines: {type_} is no instance type; did you mean {suggestion}?",
             code="config.wrong_value",
         )
-    names = f"known: {', '.join(sorted(entries))}" if entries else "none is described"
+    if type_ == "here":
+        raise ConfigError(
+            "machines: here is no machine of a plan; leave it out and set target: local to plan for"
+            " this machine",
+            code="config.wrong_value",
+        )
+    names = f"name {', '.join(sorted(entries))}" if entries else f"describe it ({_HINT})"
     raise ConfigError(
-        f"machines: {type_} is not an instance type (ml.p5.48xlarge) or one of your own ({names});"
-        f" {_HINT}",
+        f"machines: {type_} is an unknown instance type; {names}, or name a type such as"
+        " ml.p5.48xlarge",
         code="config.wrong_value",
     )
 

@@ -13,7 +13,7 @@ from smtrain.core.errors import Code, Sentence
 from smtrain.core.facts import table
 from smtrain.core.facts.name_suggestions import instance_meant, region_meant
 from smtrain.core.protocol.uris import meant
-from smtrain.core.suggest import nearest
+from smtrain.core.suggest import nearest, variable_fault
 
 _LONGEST = 200
 
@@ -129,8 +129,12 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key) or _PATTERNS.get(last)):
         guess = "" if key in _PATTERNS else _pattern_meant(last, str(value))
+        guess = variable_fault(str(value)) or guess
         return f"{key}: got {format_value(repr(value))}; {guess}{words}"
-    return f"{key}: got {format_value(repr(value))}; {in_words(detail)}{_choice_meant(detail)}"
+    reason = variable_fault(value) if isinstance(value, str) else ""
+    return (
+        f"{key}: got {format_value(repr(value))}; {reason}{in_words(detail)}{_choice_meant(detail)}"
+    )
 
 
 def _keys_of(root: type[BaseModel], key: str, value: Any) -> str:

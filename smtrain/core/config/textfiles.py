@@ -55,6 +55,7 @@ DEEPEST = 100
 
 More are made by mistake, such as a folder copied into itself.
 """
+_OF_SYSTEM = ("/", "/dev", "/proc", "/sys")
 _TOO_DEEP = (
     f"it lies below {DEEPEST} folders, and deeper ones are not read; name a folder nearer to it"
 )
@@ -149,6 +150,15 @@ def _bare(name: str) -> str:
     """The name in lower case, without the ending of a compression."""
     small = name.lower()
     return small.removesuffix(PurePosixPath(small).suffix) if compression(name) else small
+
+
+def folder_fault(folder: Path) -> str:
+    """The reason why no text is read below a folder, with the remedy; empty if nothing is wrong."""
+    if str(folder.resolve()) in _OF_SYSTEM:
+        return f"{folder} holds the files of the whole system; give the folder of the text"
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return f"{folder} may not be read by this user; give this user the right to read it"
+    return ""
 
 
 def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], list[LeftOut]]:
@@ -269,7 +279,11 @@ def choose(
         elif path.suffix == ".bin" and form in ("auto", "megatron"):
             reason = f"its index {path.with_suffix('.idx').name} is not next to it; copy that too"
         elif file_kind is None:
-            reason = "nothing here reads files of that ending; set data.format, or give it another"
+            ending = path.suffix or "a name without an ending"
+            reason = (
+                f"{ending} belongs to no format; set data.format: text to read every file as one"
+                " document"
+            )
         elif form not in ("auto", file_kind):
             reason = f"data.format is {form}"
         elif (

@@ -169,7 +169,7 @@ def _registry(region: str) -> str:
     if region not in images["accounts"] and region not in images["default_regions"]:
         raise ConfigError(
             f"compute.region: no registry of training images is known for {region!r};"
-            f" {_near_region(region)}set compute.image",
+            f" {_near_region(region)}name a region such as us-west-2, or set compute.image",
             code="config.wrong_value",
         )
     suffix = next(

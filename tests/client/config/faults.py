@@ -1404,7 +1404,7 @@ DATA = (
         both(remove("text/a.jsonl"), write("text/a.dat", "hello")),
         "holds no file of text that can be read",
         (
-            "give one that does",
+            "give a folder of text",
             both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"}),
         ),
         "set data.format: text",
@@ -1414,7 +1414,7 @@ DATA = (
         write("text/a.jsonl", ""),
         "holds no file of text that can be read",
         (
-            "give one that does",
+            "give a folder of text",
             both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"}),
         ),
     ),
@@ -1423,7 +1423,7 @@ DATA = (
         both(remove("text/a.jsonl"), write("text/a.pdf", b"\0\1\2")),
         "holds no file of text that can be read",
         (
-            "give one that does",
+            "give a folder of text",
             both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"}),
         ),
     ),

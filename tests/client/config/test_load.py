@@ -47,6 +47,8 @@ def test_a_yaml_text_is_a_config_and_its_faults_name_it(
 def test_the_keyword_set_names_the_parameter(raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"set: the parameter is set_, .* set_=\['train.lr=3e-4'"):
         load_config(raw, set=["train.lr=1e-3"])
+    with pytest.raises(ConfigError, match="wait: is a parameter of another call"):
+        load_config(raw, wait=True)
 
 
 def test_set_reaches_keys_that_a_user_names(raw: dict[str, Any]) -> None:

@@ -158,9 +158,13 @@ def test_a_files_faults_are_told_at_once_and_as_those_of_a_config(tmp_path: Path
 
 def test_a_name_that_nobody_described_is_told_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"bax is not an instance type .* or one of your own \(known: box\)"
+        ConfigError, match=r"bax is an unknown instance type; name box, or name a type"
     ):
         smtrain.plan(raw(box=BOX), machines=[("bax", 1)])
+    with pytest.raises(
+        ConfigError, match="here is no machine of a plan; leave it out and set targ"
+    ):
+        smtrain.plan(raw(box=BOX), machines=["here:1"])
 
 
 def test_a_run_on_it_corrects_its_plan() -> None:

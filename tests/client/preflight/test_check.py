@@ -932,8 +932,8 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(
     told = report(with_(aws, "data", path=str(text)), "text")
     assert told.ok
     assert [f.text for f in told.warnings if f.check == "text"] == [
-        f"data.path: {text}: b.docx is left out: nothing here reads files of that ending; set"
-        " data.format, or give it another"
+        f"data.path: {text}: b.docx is left out: .docx belongs to no format; set"
+        " data.format: text to read every file as one document"
     ]
     (text / "a.jsonl").unlink()
     with pytest.raises(

@@ -87,7 +87,10 @@ def test_fp16_is_refused_where_there_is_no_gpu(
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ({"region": None, "role": None}, ["compute.role: is needed", "compute.region: is not set"]),
+        (
+            {"region": None, "role": None},
+            ["compute.role: is needed", "compute.region: no region is set"],
+        ),
         ({"region": "xx-nowhere-1"}, ["compute.region: no registry of training images is known"]),
         (
             {"instance_type": "ml.trn2.48xlarge"},

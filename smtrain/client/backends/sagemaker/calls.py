@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 # AWS_REGION.
 _VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
 NO_REGION = (
-    "compute.region: is not set; AWS_REGION, AWS_DEFAULT_REGION and the AWS profile name no region"
-    " either, and this machine is not an instance of AWS; set one"
+    "compute.region: no region is set here, in AWS_REGION, in AWS_DEFAULT_REGION or in the AWS"
+    " profile, and this machine is not an instance of AWS; set one, such as with `export"
+    " AWS_REGION=us-west-2`"
 )
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
 _SETTINGS = (

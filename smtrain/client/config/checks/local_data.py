@@ -15,6 +15,7 @@ from smtrain.core.config.textfiles import (
     compression,
     encoding_like,
     encoding_remedy,
+    folder_fault,
     kind,
     matches,
 )
@@ -23,6 +24,7 @@ from smtrain.core.model.hf_folder import tokenizer_digest
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage, vocabulary_fault
 
+_AS_TEXT = "data.format: text"
 _HEAD = 1 << 16
 
 
@@ -48,11 +50,15 @@ def local_data_faults(config: JobConfig, hf_config: dict[str, Any] | None) -> It
 def _text_faults(config: JobConfig, pattern: str) -> Iterator[str]:
     form = "auto" if config.data.format in ("alpaca", "messages") else config.data.format
     path = Path(pattern)
+    if path.is_dir() and (fault := folder_fault(path)):
+        yield fault
+        return
     if path.is_dir():
         choice, _ = choose_in(path, form)
         if not choice.read:
-            reasons = "; ".join(choice.sentences()) or "it is empty"
             remedy = unread_remedy(path, config.data.encoding)
+            sentences = [_without_remedy(text, remedy) for text in choice.sentences()]
+            reasons = "; ".join(sentences) or "it is empty"
             yield f"{path} holds no file of text that can be read ({reasons}); {remedy}"
         files = [(path / name, file_form) for name, file_form in choice.read]
     else:
@@ -95,9 +101,16 @@ def unread_remedy(folder: Path, encoding: str | None) -> str:
     """The remedy if no file of a folder is read as text."""
     files = (folder / name for name, _ in choose_in(folder, "text")[0].read)
     plain = any(not compression(file.name) and not _binary(file, encoding) for file in files)
-    return "give one that does" + (
-        ", or set data.format: text to read every file as one document" if plain else ""
+    return (
+        f"set {_AS_TEXT} to read every file as one document, or give a folder of text"
+        if plain
+        else "give a folder of text"
     )
+
+
+def _without_remedy(sentence: str, remedy: str) -> str:
+    """The sentence about a file that is left out, if its remedy is the one that follows."""
+    return sentence.partition("; ")[0] if _AS_TEXT in sentence and _AS_TEXT in remedy else sentence
 
 
 def _head(file: Path, size: int = _HEAD) -> bytes:

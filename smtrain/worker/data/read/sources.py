@@ -175,6 +175,8 @@ def _find(
         return _choose_files(
             [_local(p, p.relative_to(base).as_posix(), "") for p in paths], [], format, source, say
         )
+    if fault := textfiles.folder_fault(inputs):
+        raise DataError(f"{fault}.", code="data.not_found")
     # an output folder inside the input must not become input of the next run
     is_inside = exclude is not None and exclude.resolve().is_relative_to(inputs.resolve())
     skip = (
