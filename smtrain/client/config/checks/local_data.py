@@ -109,7 +109,7 @@ def unread_remedy(folder: Path, encoding: str | None) -> str:
 
 
 def _without_remedy(sentence: str, remedy: str) -> str:
-    """The sentence about a file that is left out, if its remedy is the one that follows."""
+    """The sentence about a skipped file, without its remedy if that one follows."""
     return sentence.partition("; ")[0] if _AS_TEXT in sentence and _AS_TEXT in remedy else sentence
 
 
