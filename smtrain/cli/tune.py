@@ -51,7 +51,7 @@ def tune(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the tuning job's request; AWS alone.")
+        bool, typer.Option("--dry-run", help="Print the trials; on AWS the tuning job's request.")
     ] = False,
     no_check: options.NoCheck = False,
 ) -> None:
@@ -63,7 +63,6 @@ def tune(
     """
     from smtrain.cli.price_check import say_unpatched
     from smtrain.client.planner.resolve import load_config
-    from smtrain.core.errors import ConfigError
     from smtrain.tools.tune import tune
 
     options.folder_of("--out", out)
@@ -75,11 +74,14 @@ def tune(
     if dry_run:
         job_config = load_config(config_options.config, set_=config_options.keys(), target=target)
         if not TARGETS[job_config.target].rented:
-            raise ConfigError(
-                "--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
-                "--target aws",
-                code="config.combination",
-            )
+            for line in tune.describe_trials(
+                job_config,
+                **search,  # type: ignore[arg-type]
+                early_stop=early_stop,
+                target=target,
+            ):
+                say(line)
+            return
         say_unpatched(job_config, target)
         request = tune.tuning_job(job_config, **search, early_stop=early_stop, target=target)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), raw=True)

@@ -451,7 +451,6 @@ def of_talks() -> Iterator[Use]:
         (["--budget", "nan"], "--budget"),
         (["--budget", "0.01"], "the budget of"),
         (["--out", "run.yaml"], "run.yaml is a file"),
-        (["--dry-run"], "--target aws"),
     ):
         yield Use(
             ("tune", "run.yaml", *(["--over", "train.lr=1e-4,2e-4"] if call else []), *call), said

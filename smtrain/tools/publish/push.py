@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.checksums import sha256_of
@@ -55,7 +56,8 @@ def push(
         update: Add to a repository that holds another model.
         revision: The branch. Default: the main one.
         message: The commit message. Default: names the run.
-        dry_run: Say the files that would be uploaded, with their sizes, and upload nothing.
+        dry_run: Say the files that would be uploaded, with their sizes. Needs no token, asks no hub
+            and uploads nothing.
         target: `local` or `aws`, the target of the run.
         say: Called with each line.
 
@@ -78,6 +80,8 @@ def push(
             code="config.wrong_value",
         )
     source = find(model, target)
+    if dry_run:
+        return _dry_run(source, repository, private, say)
     try:
         from huggingface_hub import HfApi
     except ImportError:
@@ -95,18 +99,14 @@ def push(
             " with --update (update=True)"
         )
     visible = "private" if private else "public"
-    verb = "would push" if dry_run else "pushing"
     say(
-        f"{verb} {len(files)} files, {size / 1e9:,.2f} GB, to {api.endpoint}/{repository}"
+        f"pushing {len(files)} files, {size / 1e9:,.2f} GB, to {api.endpoint}/{repository}"
         + (
             f" as {account_name}, a new {visible} repository"
             if remote_files is None
             else f" as {account_name}"
         )
     )
-    if dry_run:
-        _list_files(files, say)
-        return f"{api.endpoint}/{repository}"
     try:
         if remote_files is None:
             api.create_repo(repository, private=private, exist_ok=True)
@@ -132,6 +132,33 @@ def push(
     address = f"{api.endpoint}/{repository}"
     say(f"pushed: {address}")
     return address
+
+
+def _dry_run(source: FoundModel, repository: str, private: bool, say: Say) -> str:
+    """Say the name and the bytes of each file of a push; the address of the repository.
+
+    Asks no hub, needs no token, and fetches no model.
+    """
+    if source.store_copy is not None:
+        inner = source.folder.relative_to(source.store_copy.folder).as_posix()
+        prefix = "" if inner == "." else f"{inner}/"
+        sizes = {
+            name.removeprefix(prefix): stat.size
+            for name, stat in source.store_copy.files.items()
+            if name.startswith(prefix) and _is_pushed(PurePosixPath(name.removeprefix(prefix)))
+        }
+    else:
+        sizes = {name: path.stat().st_size for name, path in _files(source.folder).items()}
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    say(
+        f"would push {len(sizes)} files, {sum(sizes.values()) / 1e9:,.2f} GB, to"
+        f" {hub}/{repository}, {'private' if private else 'public'} if it is new"
+    )
+    for name, size in sorted(sizes.items()):
+        say(f"  {size:>15,}  {name}")
+    if README not in sizes:
+        say(f"  {'new':>15}  {README}")
+    return f"{hub}/{repository}"
 
 
 def _may_write(api: HfApi) -> str:
@@ -171,18 +198,14 @@ def _files(folder: Path) -> dict[str, Path]:
     return {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and not any(path.match(pattern) for pattern in _NOT_PUSHED)
+        if path.is_file() and _is_pushed(path.relative_to(folder))
     }
 
 
-def _list_files(files: dict[str, Path], say: Say) -> None:
-    """Say the name and the bytes of each file of a push, and of the card that a folder lacks."""
-    for name, path in files.items():
-        say(f"  {path.stat().st_size:>15,}  {name}")
-    if README not in files:
-        say(f"  {'new':>15}  {README}")
+def _is_pushed(path: PurePath) -> bool:
+    """Whether a file belongs to the model, by its path in the folder."""
+    is_hidden = any(part.startswith(".") for part in path.parts)
+    return not is_hidden and not any(path.match(pattern) for pattern in _NOT_PUSHED)
 
 
 def _foreign_file(

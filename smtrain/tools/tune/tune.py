@@ -151,6 +151,39 @@ def tuning_job(
     )
 
 
+def describe_trials(
+    source: Source | None = None,
+    *,
+    over: Sequence[str],
+    max_jobs: int = 12,
+    parallel: int = 1,
+    budget: float | None = None,
+    early_stop: bool = True,
+    target: TargetName | None = None,
+    set_: Sequence[str] = (),
+    **sections: Any,
+) -> list[str]:
+    """Lines about the trials that `tune` would run itself: their stages, their values, their limits.
+
+    Starts nothing; arguments as there.
+    """
+    config, axes = _resolve_search(source, over, max_jobs, parallel, budget, set_, target, sections)
+    limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
+    earlier = [
+        stage for stage in stages_of(config, config.target) if stage in stages_before("train")
+    ]
+    lines = [
+        f"would run {' and '.join(earlier) or 'no stage'} once, then {limits.max_jobs} trials of"
+        f" {config.train.steps:,} steps, {limits.parallel} at a time, judged by"
+        f" {_objective(config)}"
+        + (", and stop those behind the median" if limits.early_stop else "")
+    ]
+    if any(axis.is_range for axis in axes):
+        return [*lines, *(f"  {axis}" for axis in axes)]
+    trials = (" ".join(f"{key}={value}" for key, value in values.items()) for values in grid(axes))
+    return [*lines, *(f"  {trial}" for trial in trials)]
+
+
 def _resolve_search(
     source: Source | None,
     axis_texts: Sequence[str],

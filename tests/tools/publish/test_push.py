@@ -8,8 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from smtrain.tools.publish.push import push as push_model
 
 from .hub import TOKEN, Hub, hub
 
@@ -74,12 +77,25 @@ def test_every_file_of_the_model_arrives_in_a_private_repository_and_nothing_els
 
 def test_a_dry_run_lists_the_files_and_sends_nothing(theirs: Hub, model: Path) -> None:
     (model / "README.md").unlink()
-    output = push(theirs, str(model), "me/llama", "--dry-run")
+    output = push(theirs, str(model), "me/llama", "--dry-run", token=None)
     assert f"would push 6 files, 0.00 GB, to {theirs.url}/me/llama" in output
     listed = {line.split()[-1] for line in output.splitlines()[1:]}
     assert listed == {path.name for path in model.iterdir() if path.is_file()} | {"README.md"}
     assert not theirs.files
     assert not theirs.private
+
+
+def test_a_dry_run_of_a_model_in_a_store_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = dict.fromkeys(("out/config.json", "out/.lock", "log.txt"), SimpleNamespace(size=1500))
+    copy = SimpleNamespace(folder=Path("/copies/files"), files=files)
+    source = SimpleNamespace(store_copy=copy, folder=Path("/copies/files/out"))
+    monkeypatch.setattr("smtrain.tools.publish.push.find", lambda model, target: source)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example/")
+    lines: list[str] = []
+    address = push_model("my-run", "me/llama", dry_run=True, say=lines.append)
+    assert address == "https://hub.example/me/llama"
+    assert lines[0].startswith(f"would push 1 files, 0.00 GB, to {address}, private if it is new")
+    assert [line.split() for line in lines[1:]] == [["1,500", "config.json"], ["new", "README.md"]]
 
 
 def test_a_folder_without_a_card_gets_one(theirs: Hub, model: Path) -> None:

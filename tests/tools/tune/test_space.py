@@ -12,6 +12,7 @@ import smtrain
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.tools.tune.space import Axis, axes_of, grid, with_values
 from smtrain.tools.tune.trials import Trial, is_hopeless
+from smtrain.tools.tune.tune import describe_trials
 
 
 def test_ranges_values_and_powers() -> None:
@@ -36,6 +37,17 @@ def test_a_number_of_a_range_never_leaves_it(one: float, other: float, share: fl
     text = axis.spell(low + share * (high - low))
     assert low <= float(text) <= high
     assert axis.spell(float(text)) == text, "it is read back as it was given"
+
+
+def test_a_dry_run_lists_the_trials_and_starts_nothing() -> None:
+    config = {"model": {"path": "demo://tiny-llama"}, "data": {"path": "demo://python-stdlib"}}
+    lines = describe_trials(config, over=["train.lr=1e-4,3e-4", "train.seed=1,2"], target="local")
+    assert lines[0].startswith("would run prepare and convert once, then 4 trials of ")
+    assert lines[0].endswith("steps, 1 at a time, judged by loss")
+    assert lines[1:3] == ["  train.lr=1e-4 train.seed=1", "  train.lr=1e-4 train.seed=2"]
+    assert describe_trials(config, over=["train.lr=1e-4..3e-4"], target="local")[1:] == [
+        "  train.lr=0.0001..0.0003"
+    ]
 
 
 WRONG = {
