@@ -35,6 +35,12 @@ _QUESTIONS = {
         "here",
     ),
 }
+_KEYS = {
+    "--model": ("model",),
+    "--data": ("data",),
+    "--machines": ("machines", "compute", "parallel"),
+}
+"""Beginnings of the keys in the faults of an answer."""
 _BYTES_PER_TOKEN = 4  # of English text, with a vocabulary of 32,000 to 150,000
 _EPOCHS = 4
 """Up to 4 epochs the loss falls almost as with new text (Muennighoff et al. 2023, arXiv
@@ -64,7 +70,6 @@ def init(
     $ smtrain init  # asks three questions
     $ smtrain init my-run.yaml --model hf://HuggingFaceTB/SmolLM2-135M --data texts/ --machines here  # asks nothing
     """
-    from smtrain.client.config.sample import Machines, values
     from smtrain.core.errors import ConfigError
     from smtrain.core.files import only_writer, write_atomically
 
@@ -73,24 +78,15 @@ def init(
         raise ConfigError(
             f"{file.parent}: no such folder; make it first", code="config.wrong_value"
         )
-    if sys.stdin.isatty() and None in (model, data, machines):
-        say("Three questions; Enter takes what is in brackets.")
-    model, data = _option_or_answer("--model", model), _option_or_answer("--data", data)
-    machine_choice = Machines.parse(_option_or_answer("--machines", machines))
-    model, data = _relative_path(file.parent, model), _relative_path(file.parent, data)
-    model_path = _path_from_here(file.parent, model)
-    is_known_shape = _has_known_shape(model_path)
-    content = values(model_path, data, machine_choice, mesh=is_known_shape)
-    content["model"]["path"] = model
-    config, text = _config_and_text(
-        content, file, open_keys=machine_choice.instance_type is not None
+    config, text = _ask_until_valid(
+        {"--model": model, "--data": data, "--machines": machines}, file
     )
-    has_adapter = content["train"].get("adapter") is not None
+    is_known_shape = _has_known_shape(config.model.path)
     with only_writer(file, ConfigError):
         _refuse_existing(file, force)  # another process may have written it since
         write_atomically(file, text)
     _say_size(config, is_known_shape)
-    if has_adapter:
+    if config.train.adapter is not None:
         machines = f"{config.compute.instance_count} x {config.compute.instance_type}"
         say(
             f"to train all weights of this model does not fit on {machines}; train.adapter, with"
@@ -111,6 +107,60 @@ def _refuse_existing(file: Path, force: bool) -> None:
             f"{file} is there already; name another file, or --force replaces it",
             code="config.wrong_value",
         )
+
+
+def _ask_until_valid(options: dict[str, str | None], file: Path) -> tuple[JobConfig, str]:
+    """The config of the options and of the answers to the questions for the missing ones, and its
+    YAML.
+
+    In a terminal a wrong answer is asked for again, with itself as the default, and the right
+    answers stay. Raises `ConfigError` for wrong options, and without a terminal.
+    """
+    from smtrain.core.errors import ConfigError
+
+    asked = [option for option, value in options.items() if value is None]
+    if asked and not sys.stdin.isatty():
+        raise ConfigError(
+            f"{asked[0]}: is missing, and there is no terminal to ask on; give --model, --data and "
+            "--machines",
+            code="config.missing_key",
+        )
+    if asked:
+        say("Three questions; Enter takes what is in brackets.")
+    answers = {option: value or _QUESTIONS[option][1] for option, value in options.items()}
+    questions = asked
+    while True:
+        for option in questions:
+            answers[option] = _answer(option, answers[option])
+        try:
+            return _config_of(answers, file)
+        except ConfigError as error:
+            questions = [
+                option
+                for option in asked
+                if any(fault.startswith(_KEYS[option]) for fault in error.faults)
+            ]
+            if not questions:
+                raise
+            for fault in error.faults:
+                say(f"! {fault}")
+
+
+def _config_of(answers: dict[str, str], file: Path) -> tuple[JobConfig, str]:
+    """The config of three answers and its YAML. Raises `ConfigError` if it cannot run."""
+    from smtrain.client.config.sample import Machines, values
+
+    machines = Machines.parse(answers["--machines"])
+    model = _relative_path(file.parent, answers["--model"])
+    model_path = _path_from_here(file.parent, model)
+    content = values(
+        model_path,
+        _relative_path(file.parent, answers["--data"]),
+        machines,
+        mesh=_has_known_shape(model_path),
+    )
+    content["model"]["path"] = model
+    return _config_and_text(content, file, open_keys=machines.instance_type is not None)
 
 
 def _config_and_text(
@@ -230,22 +280,9 @@ def _has_known_shape(model: str) -> bool:
     return True
 
 
-def _option_or_answer(option: str, value: str | None) -> str:
-    """The option, or the answer to its question; raises `ConfigError` if there is no terminal to
-    ask on.
-    """
-    from smtrain.core.errors import ConfigError
-
-    if value is not None:
-        return value
-    question, default = _QUESTIONS[option]
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            f"{option}: is missing, and there is no terminal to ask on; give --model, --data and "
-            "--machines",
-            code="config.missing_key",
-        )
-    answer: str = typer.prompt(question, default=default)
+def _answer(option: str, default: str) -> str:
+    """The answer to an option's question; Enter takes the default."""
+    answer: str = typer.prompt(_QUESTIONS[option][0], default=default)
     return answer.strip()
 
 

@@ -178,13 +178,14 @@ def test_what_cannot_run_is_said_and_nothing_is_written(
     assert list(here.iterdir()) == []
 
 
-def test_on_a_terminal_it_asks_three_questions(here: Path) -> None:
+def test_on_a_terminal_it_asks_three_questions_and_the_wrong_ones_again(here: Path) -> None:
     ours, theirs = pty.openpty()
     command: list[Any] = [sys.executable, "-m", "smtrain", "init"]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=here) as process:
         os.close(theirs)
         said = ""
-        for answer in ("", "", "ml.trn1.32xlarge:2"):
+        wrong = ("no/such/folder", "", "ml.trn1.32xlarge 2")  # only these two are asked again
+        for answer in (*wrong, "ml.trn1.32xlarge:2", "demo://tiny-llama"):
             while not said.endswith("]: "):
                 said += os.read(ours, 4096).decode()
             os.write(ours, f"{answer}\n".encode())
@@ -193,6 +194,9 @@ def test_on_a_terminal_it_asks_three_questions(here: Path) -> None:
             said += os.read(ours, 4096).decode()
     os.close(ours)
     assert process.returncode == 0, said
+    assert "! machines: got 'ml.trn1.32xlarge 2'" in said
+    assert "[no/such/folder]: " in said, "a wrong answer is the default of the next"
+    assert said.count("The text: a file or folder") == 1, "a right answer is not asked for again"
     config = load_config(here / "smtrain.yaml")
     assert (config.model.path, config.compute.instance_type, config.compute.instance_count) == (
         "demo://tiny-llama",
