@@ -55,6 +55,8 @@ class Run:
         ['prepare', 'convert', 'train', 'export', 'generate']
         >>> len(run.loss)
         6
+        >>> run.config.train.steps
+        6
     """
 
     def __init__(self, source: JobConfig | str, target: TargetName | None = None) -> None:
@@ -84,12 +86,24 @@ class Run:
 
     @property
     def config(self) -> JobConfig:
-        """The config of the run. Raises `JobError` if the run was found by its name."""
+        """The config of the run; of a run that was found by its name, the one that its jobs keep.
+
+        Raises `JobError` if its jobs keep none that this version reads.
+        """
         if self._config is None:
-            raise JobError(
-                f"run {self.name} was found by its name, so its config is not at hand;"
-                f" `smtrain report {self.name}` shows it, and smtrain.load_config reads its file"
-            )
+            from smtrain.client.config.load import draft
+            from smtrain.client.runs.config_of_jobs import config_of_jobs, original_config
+
+            place = self.results[0].job.target
+            jobs = {result.stage: result.job.describe() for result in self.results}
+            raw, _ = original_config(config_of_jobs(self.name, place, jobs), place)
+            drafted = draft(raw)
+            if drafted.config is None or drafted.left_out:
+                raise JobError(
+                    f"the jobs of {self.name} keep no config that this version reads; load its file"
+                    " with smtrain.load_config"
+                )
+            self._config = drafted.config
         return self._config
 
     def job(self, stage: Stage) -> Job:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smtrain.client.backends.base import Backend
-from smtrain.client.backends.choose import backend_of_job, queue
+from smtrain.client.backends.choose import backend_of_job
 from smtrain.client.backends.sagemaker.backend import unknown_run
 from smtrain.client.follow.job_cost import JobCost, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
+from smtrain.client.runs.config_of_jobs import config_of_jobs, original_config
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import parse_json
@@ -32,9 +33,8 @@ from smtrain.core.protocol.log_lines import (
     step_records,
     warning,
 )
-from smtrain.core.protocol.requests import is_of_here, rate_changes, stage_of
+from smtrain.core.protocol.requests import rate_changes, stage_of
 from smtrain.core.targets import TargetName
-from smtrain.plane.hosts import read_origins
 from smtrain.stages import STAGES
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
@@ -159,7 +159,10 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
         raise unknown_run(f"{name!r}: there is no run", run, place)
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     account = RunAccount(run, place, jobs)
-    config, inputs = _original(_config(account), place)
+    newest_jobs = {
+        stage: newest_job.description for stage in STAGES if (newest_job := account.last(stage))
+    }
+    config, inputs = original_config(config_of_jobs(run, place, newest_jobs), place)
     evaluation, texts = (
         _result_file(account, "evaluate", "evaluation.json"),
         _result_file(account, "generate", "generation.json"),
@@ -194,110 +197,6 @@ def _account(place: Backend, job: Job) -> JobAccount:
     return JobAccount(stage, job.name, description, cost, tuple(steps))
 
 
-def _config(run: RunAccount) -> dict[str, Any]:
-    """The whole config of the run: the parts of all stages, and the machines of the train
-    request.
-    """
-    config: dict[str, Any] = {"name": run.name, "target": run.target.name}
-    for stage in STAGES:
-        job = run.last(stage)
-        if job is not None:
-            _merge(config, _config_file(run.target, job))
-    if "path" not in config.get("data", {}) and not config.get("data", {}).get("sources"):
-        config["data"] = {**config.get("data", {}), "prepared": _channel(run.last("train"), "data")}
-    if train := run.last("train") or run.last("prepare"):
-        description = train.description
-        compute = config.setdefault("compute", {})
-        if is_of_here(description):
-            compute.pop("instance_type", None)  # the default, which the machine is not
-        elif train.stage == "train" and not run.target.record.queues:
-            compute["volume_gb"] = description["ResourceConfig"]["VolumeSizeInGB"]
-        compute["max_run"] = description["StoppingCondition"]["MaxRuntimeInSeconds"]
-        if description.get("EnableManagedSpotTraining"):
-            compute["spot"] = True
-        if run.target.record.queues:
-            compute.setdefault("instance_type", description["ResourceConfig"]["InstanceType"])
-        if run.target.record.images:
-            compute["image"] = description["AlgorithmSpecification"]["TrainingImage"]
-        if run.target.record.rented:
-            compute["region"] = run.target.region_name()
-        base = description["OutputDataConfig"]["S3OutputPath"].removesuffix(f"/{run.name}/jobs")
-        config |= _section(run.target) or {"output": {"s3_uri": base}}
-        if config.get("pai", {}).get("command"):
-            config |= _of_command(train)
-    fetch_job = run.last("fetch")
-    if fetch_job is not None:
-        config["model"]["path"] = (
-            _config_file(run.target, fetch_job)
-            .get("model", {})
-            .get("path", config["model"]["path"])
-        )
-    pruned_config: dict[str, Any] = _prune_empty(config)
-    return pruned_config
-
-
-def _section(place: Backend) -> dict[str, Any]:
-    """The section that describes a backend, which the configs of its jobs leave
-    out.
-    """
-    if not place.record.queues:
-        return {}
-    section = queue(place).section.model_dump(mode="json", exclude_defaults=True)
-    return {str(place.record.section): section}
-
-
-def _of_command(job: JobAccount) -> dict[str, Any]:
-    """Parts of the sections model and train in the request of a user's command, which its config
-    lacks.
-    """
-    numbers, model = job.description["HyperParameters"], _channel(job, "model")
-    train = {key: int(numbers[key]) for key in ("seq_len", "global_batch_size") if key in numbers}
-    return {"train": train, "model": {"path": model} if model else {}}
-
-
-def _original(config: dict[str, Any], place: Backend) -> tuple[dict[str, Any], dict[str, str]]:
-    """The config of a local run with the paths that its inputs were uploaded from, and their
-    digests by path, because no other machine knows the S3 of this one. The config of another target
-    is unchanged.
-    """
-    if not place.record.here:
-        return config, {}
-    origins, digests = read_origins(), {}
-
-    def original(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: original(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [original(item) for item in value]
-        if isinstance(value, str) and (path := origins.get(value)):
-            digests[path] = value.rstrip("/").rpartition("/")[2]
-            return path
-        return value
-
-    original_config = original(config)
-    if original_config.get("output") == {"s3_uri": place.base(None)}:
-        del original_config["output"]
-    return original_config, digests
-
-
-def _config_file(target: Backend, job: JobAccount) -> dict[str, Any]:
-    """The config file of a job; empty if it is gone."""
-    uri = _channel(job, "config")
-    try:
-        content = parse_json(target.read(f"{uri}config.json")) if uri else {}
-    except JobError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _channel(job: JobAccount | None, name: str) -> str | None:
-    for channel in (job.description.get("InputDataConfig") or []) if job else []:
-        if channel["ChannelName"] == name:
-            uri: str | None = channel["DataSource"].get("S3DataSource", {}).get("S3Uri")
-            return uri
-    return None
-
-
 def _line(run: RunAccount, prefix: str) -> str | None:
     """The rest of the last line with this prefix in the newest train job."""
     lines = _lines(run, prefix)
@@ -329,19 +228,3 @@ def _result_file(run: RunAccount, stage: str, file: str) -> Any:
         return parse_json(run.target.read(f"{Job(job.name, run.target).output}{file}"))
     except (JobError, ValueError):
         return None
-
-
-def _merge(into: dict[str, Any], update: dict[str, Any]) -> None:
-    for key, value in update.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
-
-
-def _prune_empty(value: Any) -> Any:
-    """Without keys that say nothing: None, and empty lists and sections."""
-    if not isinstance(value, dict):
-        return value
-    pruned_items = {key: _prune_empty(item) for key, item in value.items()}
-    return {key: item for key, item in pruned_items.items() if item not in (None, [], {})}

@@ -207,9 +207,11 @@ def test_a_profile_and_what_a_model_wrote_are_text(run: smtrain.Run) -> None:
 def test_its_config_is_that_of_the_run(run: smtrain.Run, tmp_path: Path) -> None:
     account = gather("llama", "local")
     (tmp_path / "again.yaml").write_text(config_text(account))
-    chain = Chain(smtrain.load_config(tmp_path / "again.yaml"), SageMakerBackend("local"))
-    for result in run.results:
-        assert chain.base_name(result.stage) == result.job.name
+    of_its_name = smtrain.Run("llama", "local").config
+    for config in (smtrain.load_config(tmp_path / "again.yaml"), of_its_name):
+        chain = Chain(config, SageMakerBackend("local"))
+        for result in run.results:
+            assert chain.base_name(result.stage) == result.job.name
 
 
 @pytest.mark.slow
