@@ -173,6 +173,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
 
     monkeypatch.setattr(probing, "_file", lambda: tmp_path / probing.FILE)
     monkeypatch.setattr(probing, "_measure", entry)
+    monkeypatch.setattr(probing, "load_here", lambda: 0.0)
     return probes
 
 

@@ -227,7 +227,7 @@ def _say_size(config: JobConfig, is_known_shape: bool) -> None:
                 f"{config.train.steps} steps take about {spell(plan.hours * 3600)} on"
                 f" {plan.machines}"
             )
-        for fault in plan.faults:
+        for fault in (*plan.faults, *(text for text in plan.warnings if text.startswith("busy: "))):
             say(f"! {fault}")
 
 

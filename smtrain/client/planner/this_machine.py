@@ -154,6 +154,7 @@ def plan_here(
             warnings.append(f"{speed.reason}, so the time is not known")
         else:
             rate, wide = work.global_batch / step.total, MIN_UNCALIBRATED_WIDTH
+            warnings += [note] if (note := speed.busy_note()) else []
     reference_seconds = 0.0
     if rate:
         reference_seconds = reference_pass.seconds(config, work, mesh, work.global_batch / rate)

@@ -4,7 +4,6 @@ planned without AWS.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -136,15 +135,22 @@ def test_the_speed_is_measured_once_and_again_for_another_kind_of_run(
     assert any("cannot be measured" in told and "torch" in told for told in plan.warnings)
 
 
-def test_a_measurement_of_a_busy_machine_is_not_kept(
-    measured: list[tuple[int, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_busy_machine_is_named_and_measured_again_only_when_it_is_quiet(
+    measured: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
-    assert smtrain.plan(GIVEN).hours == smtrain.plan(GIVEN).hours
+    monkeypatch.setattr(probing, "cores_here", lambda: 2)
+    monkeypatch.setattr(probing, "load_here", lambda: 4.0)
+    for _ in range(2):
+        (note,) = [text for text in smtrain.plan(GIVEN).warnings if text.startswith("busy: ")]
+        assert "(load average 8.0 on 2 cores), so the run may be up to 5 times faster" in note
+    assert len(measured) == 1, "not again with each command"
+    monkeypatch.setattr(probing, "load_here", lambda: 0.1)
+    quiet = smtrain.plan(GIVEN)
     assert len(measured) == 2
-    assert "is not kept" in capsys.readouterr().err
+    assert not any(text.startswith("busy: ") for text in quiet.warnings)
+    monkeypatch.setattr(probing, "load_here", lambda: 4.0)
+    assert any("5 times slower while they last" in text for text in smtrain.plan(GIVEN).warnings)
+    assert len(measured) == 2
 
 
 def test_a_check_takes_only_a_speed_that_is_kept(
