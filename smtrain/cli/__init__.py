@@ -9,6 +9,10 @@ import sys
 
 # command -> (module that holds `app`, its help)
 COMMANDS = {
+    "help": (
+        "smtrain.cli.manual",
+        "Show a page of the documentation, such as `smtrain help slurm`, or list them.",
+    ),
     "init": (
         "smtrain.cli.init",
         "Write a commented config, from three questions or three options.",
@@ -187,8 +191,8 @@ def _help() -> str:
     lines = ["Usage: smtrain COMMAND [OPTIONS]", ""]
     lines += [
         (
-            "Continue the pre-training of an open LLM on AWS Trainium, or try the same job on this"
-            " machine."
+            "Train an open LLM further on your own text, instructions or preferences, all weights or"
+            " LoRA: here, on your GPUs, on Slurm or on AWS."
         ),
         "",
     ]
@@ -199,5 +203,8 @@ def _help() -> str:
         "Examples:",
         *(line for command, what_for in EXAMPLES for line in (f"  # {what_for}", f"  {command}")),
     ]
-    lines += ["", "`smtrain COMMAND --help` shows a command's options."]
+    lines += [
+        "",
+        "`smtrain COMMAND --help` shows a command's options, `smtrain help` the documentation.",
+    ]
     return "\n".join(lines)

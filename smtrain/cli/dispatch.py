@@ -59,7 +59,7 @@ def call(name: str, module: str, argv: list[str]) -> int:
         # a program reads JSON, even through a terminal
         progress = (
             nullcontext()
-            if "--json" in argv
+            if "--json" in argv or name == "help"
             else spinner(f"smtrain {name}: one moment", keep_line=True)
         )
         with progress:

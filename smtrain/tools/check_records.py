@@ -163,7 +163,7 @@ def _check_source(
             "fault",
             f"{source_label}: {first.bad.count} of the first {read} records are {_NO[kind]}:"
             f" {lines}",
-            f"correct them, or allow them with data.max_bad (docs/{_PAGE[kind]}.md)",
+            f"correct them, or allow them with data.max_bad (`smtrain help {_PAGE[kind]}`)",
         )
     elif not usable_records and kind != "documents":
         reason = "; ".join(notes) or "the file is empty"

@@ -43,6 +43,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "help": Command("sft"),
     "init": Command(),
     "plan": Command(
         "run.yaml",

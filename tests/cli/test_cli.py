@@ -19,6 +19,7 @@ from smtrain.cli import COMMANDS
 from tests.typed import typed
 
 SURFACE = {
+    "help": set(),
     "init": {"--model", "--data", "--machines", "--force"},
     "plan": {
         "--set",

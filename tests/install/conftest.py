@@ -73,7 +73,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build from a copy, because setuptools writes next to the sources."""
     folder = tmp_path_factory.mktemp("source") / "smtrain"
     folder.mkdir()
-    for name in ("smtrain", "entrypoints"):
+    for name in ("smtrain", "entrypoints", "docs"):
         shutil.copytree(
             REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
         )

@@ -48,6 +48,8 @@ def test_dry_run_policy_and_python_m(installed: Installed) -> None:
     assert str(installed.bin.parent) not in (installed.home / "first.yaml").read_text(), (
         "a colleague has no such folder"
     )
+    assert installed.smtrain("help", "slurm").startswith("# A Slurm cluster\n")
+    assert "  config " in installed.smtrain("help"), "also a page of a folder"
     assert json.loads(installed.smtrain("config", "schema"))["required"] == ["model"]
     refused = installed.run("python", "-m", "smtrain", "lanch")
     assert refused.returncode == 2

@@ -143,7 +143,7 @@ def _positions(model: str) -> int:
 
 def _comment_lines(section: type[BaseModel], field: str, indent: str) -> list[str]:
     # a wheel has no docs folder
-    text = re.sub(r" \(docs/[^)]*\)", "", " ".join(descriptions(section)[field].split()))
+    text = re.sub(r" \(smtrain help [^)]*\)", "", " ".join(descriptions(section)[field].split()))
     return textwrap.wrap(
         text,
         _WIDTH,

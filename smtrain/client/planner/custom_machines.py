@@ -23,7 +23,7 @@ from smtrain.core.facts.name_suggestions import instance_meant
 from smtrain.core.files import home_path
 
 _FORM: TypeAdapter[dict[MachineName, MachineEntry]] = TypeAdapter(dict[MachineName, MachineEntry])
-_HINT = "docs/gpus.md shows the form"
+_HINT = "`smtrain help gpus` shows the form"
 
 
 def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[str, MachineEntry]:

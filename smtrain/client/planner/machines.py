@@ -110,7 +110,7 @@ class Machine:
             )
             raise ConfigError(
                 f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known:"
-                f" {kinds}; any other machine can be described under machines (docs/gpus.md)",
+                f" {kinds}; any other machine can be described under machines (`smtrain help gpus`)",
                 code="config.wrong_value",
             )
         usual = row.get("logical_cores", 1)

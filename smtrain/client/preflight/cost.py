@@ -207,7 +207,7 @@ def price(context: Context) -> Iterator[Finding]:
             "fault",
             f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be"
             " checked",
-            "give the price of its machines in $SMTRAIN_HOME/prices.toml (docs/planner.md), or"
+            "give the price of its machines in $SMTRAIN_HOME/prices.toml (`smtrain help planner`), or"
             " agree when `smtrain launch` asks (-y agrees at once)",
         )
     elif limit is not None and dollars is not None and dollars > limit:

@@ -106,7 +106,7 @@ class Evaluate(Section):
         (), max_length=20
     )
     """Tasks or groups by name, such as mmlu; without any there is no stage evaluate. `needle` and
-    `loss_by_position` are smtrain's own, for long texts (docs/validation.md).
+    `loss_by_position` are smtrain's own, for long texts (smtrain help validation).
     """
     lengths: Annotated[tuple[int, ...], ADDED_LATER] = Field((), max_length=20)
     """needle and loss_by_position: lengths of the texts in tokens, rising; default: an eighth, a

@@ -83,7 +83,7 @@ class JobConfig(Section):
     """VPC and isolation."""
     machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)
     """Machines of your own by name, to plan for with `smtrain plan --machines NAME:COUNT`, and new
-    types of AWS's by theirs, such as ml.p7.48xlarge, to run on (docs/gpus.md).
+    types of AWS's by theirs, such as ml.p7.48xlarge, to run on (smtrain help gpus).
     """
     local: Local = Local()
     """The hosts of jobs on this machine."""

@@ -43,7 +43,7 @@ def _allow_aliases(schema: dict[str, Any]) -> None:
 
 class RopeSection(Section):
     """Other rotary embeddings than config.json has, for longer texts; the export's config.json has
-    them (docs/data.md).
+    them (smtrain help data).
     """
 
     model_config = ConfigDict(json_schema_extra=_allow_aliases)
@@ -183,7 +183,7 @@ class Parallel(Section):
     layers_per_stage: Annotated[tuple[int, ...], ADDED_LATER] = ()
     """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the
     remainder last. The last stage also has the output matrix, which can take as long as a few
-    layers (docs/planner.md).
+    layers (smtrain help planner).
     """
     pipeline_cuts: tuple[int, ...] = ()
     """Engine nxd: the same as layers_per_stage in neuronx-distributed's words, the last layer of
@@ -217,7 +217,7 @@ class AdapterSection(Section):
     """Which linear layers, by the last part of their names, such as [q_proj, v_proj]; `all-linear`:
     all in the decoder layers (peft's target_modules), without experts. Experts:
     experts.gate_up_proj and experts.down_proj (peft's target_parameters), or the linears of each by
-    name (docs/lora.md).
+    name (smtrain help lora).
     """
     rslora: bool = False
     """Multiply by alpha / sqrt(rank) instead, for high ranks (peft's use_rslora)."""
@@ -360,17 +360,17 @@ class Train(Section):
     """The training run itself."""
 
     engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_drop_default)
-    """Library for parallelism: torch only, or neuronx-distributed (docs/nxd.md); default: the one
+    """Library for parallelism: torch only, or neuronx-distributed (smtrain help nxd); default: the one
     for the machines, nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine.
     """
     objective: Literal["pretrain", "sft", "dpo"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in
-    instruction data; `dpo` learns from pairs of a chosen and a rejected answer (docs/dpo.md).
+    instruction data; `dpo` learns from pairs of a chosen and a rejected answer (smtrain help dpo).
     """
     dpo: Annotated[DpoSection | None, ADDED_LATER] = None
     """Options of objective dpo; default: those of TRL."""
     adapter: Annotated[AdapterSection | None, ADDED_LATER] = None
-    """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are
+    """Train a LoRA adapter, in a fraction of the memory (smtrain help lora); default: all weights are
     trained.
     """
     steps: int = Field(1000, ge=0, le=MOST_STEPS)
@@ -430,7 +430,7 @@ class Train(Section):
     precision: Precision = "bf16"
     """Number format of weights and activations; optimizer state and master weights are always fp32.
     `fp16`, for GPUs without bf16 and engine native, scales the loss and skips steps whose gradients
-    overflow (docs/gpus.md).
+    overflow (smtrain help gpus).
     """
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""

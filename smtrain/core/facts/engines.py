@@ -33,7 +33,7 @@ def sagemaker_lack(instance_type: str) -> str | None:
         "a HyperPod or other Slurm cluster" if has == "hyperpod" else "a Slurm cluster on EC2"
     )
     return (
-        f"{instance_type} is for {other_cluster} (target: slurm, docs/slurm.md), as SageMaker has"
+        f"{instance_type} is for {other_cluster} (target: slurm, `smtrain help slurm`), as SageMaker has"
         " no training job on it"
     )
 

@@ -164,7 +164,7 @@ def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
     return (
         f"{with_article(group.kind)} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE}"
         " torus connects one chip, two neighbours, whole rows and columns, and rectangles of these"
-        " (docs/trainium.md)"
+        " (`smtrain help trainium`)"
     )
 
 

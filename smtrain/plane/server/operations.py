@@ -92,7 +92,7 @@ def is_refused(service: str, operation: str) -> bool:
 def refusal(service: str, operation: str) -> tuple[int, str, str]:
     """Status, code and message for an operation that the control plane does not have."""
     message = (
-        f"{service}:{operation} cannot be called: {PLANE_NAME} does not have it; docs/local.md"
+        f"{service}:{operation} cannot be called: {PLANE_NAME} does not have it; `smtrain help local`"
         " lists its operations"
     )
     return 501, "NotImplemented", message

@@ -45,7 +45,7 @@ _RUNFILE = (
 _CONTAINER = "in a container: start it with --gpus all and the NVIDIA container toolkit"
 _GET_STARTED = (
     "install torch with the command for your device on PyTorch's `Get started` page"
-    " (docs/install.md)"
+    " (`smtrain help install`)"
 )
 
 
@@ -220,7 +220,7 @@ def _explain_unseen(report: dict[str, Any], kind: str, count: int) -> tuple[str,
             )
             return (
                 text,
-                "use an image of Neuron 2.33 or later, or engine nxd on trn1 (docs/engines.md)",
+                "use an image of Neuron 2.33 or later, or engine nxd on trn1 (`smtrain help engines`)",
             )
         return (
             f"{problem}{f' ({reason})' if reason else ''}",

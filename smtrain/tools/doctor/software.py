@@ -142,7 +142,7 @@ def _python(diagnostics: Diagnostics) -> None:
             "make an environment with CPython"
             f" {', '.join(sorted(allowed_versions.split(','), reverse=True))}"
         )
-        diagnostics.add("python", "fault", text, f"{remedy} (docs/install.md)")
+        diagnostics.add("python", "fault", text, f"{remedy} (`smtrain help install`)")
     elif sys.maxsize < 2**32:
         diagnostics.add(
             "python",

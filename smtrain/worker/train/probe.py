@@ -73,7 +73,7 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
     if not memory:
         raise ConfigError(
             f"--probe: torch does not say the memory of {with_article(kind)} device here; describe"
-            " the machine by hand (docs/gpus.md)",
+            " the machine by hand (`smtrain help gpus`)",
             code="config.combination",
         )
     fields: dict[str, Any] = {

@@ -150,7 +150,7 @@ def test_a_files_faults_are_told_at_once_and_as_those_of_a_config(tmp_path: Path
         "machines.box.tflop: unknown key",
     ]
     assert [fault.count(";") for fault in told] == [1] * 5, "one remedy each"
-    assert told[3].endswith("is missing; docs/gpus.md shows the form")
+    assert told[3].endswith("is missing; `smtrain help gpus` shows the form")
     file.write_text("- box\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: machines: got \['box'\]; it is a section"):
         smtrain.plan(raw(), machines=[("box", 1)], machine_file=file)

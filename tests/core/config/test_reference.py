@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,9 @@ def test_every_key_has_a_sentence_on_the_page() -> None:
             )
             assert described.rstrip().endswith("."), f"{name}.{key}: {described}"
             assert (
-                " ".join(described.split())
+                re.sub(
+                    r"\(smtrain help ([\w-]+)\)", r"([\1](../\1.md))", " ".join(described.split())
+                )
                 .replace("|", "\\|")
                 .replace("<", "&lt;")
                 .replace("][", "]\\[")

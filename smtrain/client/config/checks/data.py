@@ -112,7 +112,7 @@ OBJECTIVE = (
         lambda c: c.train.objective != "sft" and c.data.format in ("alpaca", "messages"),
         lambda c: (
             f"data.format: {c.data.format} is instruction data; set train.objective: sft"
-            " (docs/sft.md), or another format"
+            " (`smtrain help sft`), or another format"
         ),
     ),
     Rule(
@@ -332,7 +332,7 @@ def tokenizer_faults(
             (
                 f"model.path: the tokenizer of {folder} has no chat template, which"
                 " train.objective: sft needs for conversations; put a chat_template.jinja there"
-                " (docs/sft.md has one)"
+                " (`smtrain help sft` has one)"
             ),
         )
     if fault := end_fault(folder, hf_config):

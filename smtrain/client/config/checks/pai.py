@@ -48,7 +48,7 @@ PAI = (
         "compute.image",
         lambda c: c.compute.image is None,
         "compute.image: is missing; name an image that the region can pull and that has torch and"
-        " the packages of smtrain[train] (docs/pai-dlc.md)",
+        " the packages of smtrain[train] (`smtrain help pai-dlc`)",
     ),
     Rule(
         "pai.ecs_spec pai.quota",

@@ -244,9 +244,7 @@ def gated_faults(config: JobConfig) -> Iterator[Fault]:
     """
     if config.model.token or config.compute.environment.get("HF_ENDPOINT"):
         return
-    login_remedy = (
-        "a token kept in Secrets Manager or SSM must be named in model.token (docs/secrets.md)"
-    )
+    login_remedy = "a token kept in Secrets Manager or SSM must be named in model.token (`smtrain help secrets`)"
     if is_gated(path := config.model.path):
         name = HUB.fullmatch(path)
         copy = (

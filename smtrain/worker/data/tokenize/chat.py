@@ -66,7 +66,7 @@ class ChatTemplate:
         if template is None:
             raise DataError(
                 f"the tokenizer of model.path ({folder}) has no chat template, which conversations"
-                " need; put a chat_template.jinja next to its tokenizer.json (docs/sft.md has"
+                " need; put a chat_template.jinja next to its tokenizer.json (`smtrain help sft` has"
                 " one)."
             )
         self.source: str = template

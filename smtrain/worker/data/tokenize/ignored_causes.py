@@ -10,9 +10,7 @@ from smtrain.worker.data.tokenize.template_losses import GREETING, SEEN_ONLY, SP
 from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
 from smtrain.worker.data.tokenize.turns import AFTER_LAST_ANSWER
 
-_TEMPLATE_REMEDY = (
-    "put a chat_template.jinja that writes it next to tokenizer.json in model.path (docs/sft.md)"
-)
+_TEMPLATE_REMEDY = "put a chat_template.jinja that writes it next to tokenizer.json in model.path (`smtrain help sft`)"
 _OF_CONVERSATIONS = ("system", "tools", "functions", KWARGS, *OPTIONS)
 
 
