@@ -120,6 +120,7 @@ def quantized_digest(source: WeightSource, precision: Precision) -> str:
     """The release of bitsandbytes and a sha256 of its codes and fp32 scales for sampled rows: two
     of each linear of the first and the last layer.
     """
+    functional()  # first, as it quiets the import
     import bitsandbytes
 
     shape, dtype = ModelShape.from_config(source.config), BY_PRECISION[precision]

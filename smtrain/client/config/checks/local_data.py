@@ -81,8 +81,9 @@ def _text_faults(config: JobConfig, pattern: str) -> Iterator[str]:
         elif not any(file.stat().st_size for file, _ in files):
             yield f"{pattern} is empty; give a file with text"
     for file, _ in files:
-        if compression(file.name) and (fault := compressed_fault(file.name, _head(file, HEAD))):
-            yield f"{file} {fault}"
+        damage = compressed_fault(file.name, _head(file, HEAD)) if compression(file.name) else None
+        if damage:
+            yield f"{file} {damage}"
     binary = [
         file
         for file, file_form in files
