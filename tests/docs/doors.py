@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +90,7 @@ def gpu(root: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[di
 
 @contextmanager
 def slurm(root: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The page's config on two nodes of a Slurm that is started here, typed on its head node."""
+    """The page's config on two nodes of a Slurm started here, typed on its head node."""
     from tests.client.backends.slurm.daemons import Slurm
 
     text, shared = folder / "text", root / "shared"
@@ -129,7 +128,10 @@ DOORS = {
     "gpu": Door(
         "docs/first-run-gpu.md",
         gpu,
-        {"doctor --train": "doctor --train --minutes 2", "chat NAME": "chat qwen3-8b-lora <<<Hello"},
+        {
+            "doctor --train": "doctor --train --minutes 2",
+            "chat NAME": "chat qwen3-8b-lora <<<Hello",
+        },
     ),
     "slurm": Door("docs/slurm.md", slurm),
 }

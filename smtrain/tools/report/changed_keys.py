@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, TypeAdapter
 
 from smtrain.core.config.schema import JobConfig
+
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 def changed_keys(config: Mapping[str, Any], section: type[BaseModel] = JobConfig) -> dict[str, Any]:
@@ -19,10 +20,10 @@ def changed_keys(config: Mapping[str, Any], section: type[BaseModel] = JobConfig
             continue
         value, default, inner = config[key], None, _section_of(field.annotation)
         if not field.is_required():
-            default = to_jsonable_python(field.get_default(call_default_factory=True))
+            default = _ANY.dump_python(field.get_default(call_default_factory=True), mode="json")
         if isinstance(value, Mapping) and inner:
             inner_keys = changed_keys(value, inner)
-            if inner_keys or default is None:  # a section that is off unless it is written
+            if inner_keys or default is None:  # a section that only a config switches on
                 changed[key] = inner_keys
         elif field.is_required() or value != default:
             changed[key] = value

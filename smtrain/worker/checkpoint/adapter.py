@@ -40,7 +40,7 @@ BASE = "smtrain_base"
 """Key in the header of our adapter_model.safetensors: the digest of the weights that the adapter
 was trained on.
 """
-QUANTIZED = "smtrain_quantized"
+QUANTIZED_KEY = "smtrain_quantized"
 """Key in that header: the format of the base's linears in training, and its precision."""
 PREFIX = "base_model.model."
 _ON_ONE_THREAD = 1 << 18  # multiplications; OpenBLAS takes more threads above it
@@ -253,7 +253,7 @@ def quantized_header(lora: Lora, precision: Precision) -> dict[str, str]:
     """The entry of a header that `quantized_precision` reads; empty if the base was not
     quantised.
     """
-    return {QUANTIZED: f"{lora.quantize} {precision}"} if lora.quantize else {}
+    return {QUANTIZED_KEY: f"{lora.quantize} {precision}"} if lora.quantize else {}
 
 
 def precision_of_base(adapter: Path) -> Precision | None:
@@ -270,7 +270,7 @@ def quantized_precision(header: Mapping[str, str], location: Place) -> Precision
 
     Raises `CheckpointError` for a format that this version does not know.
     """
-    if (text := header.get(QUANTIZED)) is None:
+    if (text := header.get(QUANTIZED_KEY)) is None:
         return None
     for precision in PRECISIONS:
         if text == f"nf4 {precision}":

@@ -182,16 +182,16 @@ def _merge_note(base: WeightSource, adapter: Adapter, precision: Precision | Non
         )
     if adapter.quantized_in is None:
         return None
-    measured = ""
+    measure = ""
     if present("bitsandbytes"):
         deviation, count = quantization_error(base, adapter.quantized_in)
-        measured = (
+        measure = (
             f", from which they differ by {deviation:.1%} (root mean square, {count} linears of the"
             " first and the last layer)"
         )
     return (
         f"{adapter.location} was trained on {base.location} in NF4, and is merged into the original"
-        f" weights{measured}; compare both models on your own text with `smtrain evaluate`"
+        f" weights{measure}; compare both models on your own text with `smtrain evaluate`"
     )
 
 

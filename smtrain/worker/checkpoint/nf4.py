@@ -60,7 +60,7 @@ class NestedScales(NamedTuple):
 
     codes: torch.Tensor
     """Each block's scale, a number of `table`; uint8."""
-    nested: torch.Tensor
+    group_scales: torch.Tensor
     """The scale of each 256 of them, fp32."""
     table: torch.Tensor
     """The 256 numbers that a code stands for, fp32."""
@@ -71,16 +71,14 @@ class NestedScales(NamedTuple):
         """The scales in fp32, as bitsandbytes' dequantize_4bit makes them."""
         import torch
 
-        of_blocks = torch.repeat_interleave(self.nested, NESTED_BLOCK)[: len(self.codes)]
+        of_blocks = torch.repeat_interleave(self.group_scales, NESTED_BLOCK)[: len(self.codes)]
         return self.table[self.codes.int()] * of_blocks + self.offset
 
 
 def quantize_blocks(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise weights [rows, columns] on the CPU: two a byte, and their blocks' scales in fp32."""
-    packed, state = functional().quantize_4bit(
-        values.contiguous(), blocksize=BLOCK, quant_type=KIND
-    )
-    return packed, state.absmax
+    codes, state = functional().quantize_4bit(values.contiguous(), blocksize=BLOCK, quant_type=KIND)
+    return codes, state.absmax
 
 
 def nest_scales(scales: torch.Tensor) -> NestedScales:
@@ -94,7 +92,7 @@ def nest_scales(scales: torch.Tensor) -> NestedScales:
 
 
 def unpack_blocks(
-    packed: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
+    codes: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
     """The weights of whole blocks, which `scales` has in fp32."""
     import torch
@@ -103,17 +101,17 @@ def unpack_blocks(
     # it gets one row then.
     rows, columns = shape
     flat = (1, rows * columns) if columns % BLOCK else shape
-    unpacked: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
-        packed, scales, BLOCK, KIND, flat, dtype
+    numbers: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
+        codes, scales, BLOCK, KIND, flat, dtype
     )
-    return unpacked.view(shape)
+    return numbers.view(shape)
 
 
 def round_trip(values: torch.Tensor) -> torch.Tensor:
     """A whole matrix on the CPU as QLoRA trains on it, in its own type."""
-    packed, scales = quantize_blocks(values)
+    codes, scales = quantize_blocks(values)
     shape = values.shape[0], values.shape[1]
-    return unpack_blocks(packed, nest_scales(scales).unpack(), shape, values.dtype)
+    return unpack_blocks(codes, nest_scales(scales).unpack(), shape, values.dtype)
 
 
 def quantized_digest(source: WeightSource, precision: Precision) -> str:
@@ -194,9 +192,9 @@ class DequantizedSource(WrappedSource):
         values = self._values(name, start, stop, tally)
         scales = self._matrix_scales(name)
         blocks = slice(start * columns // BLOCK, -(-stop * columns // BLOCK))
-        packed, _ = quantize_blocks(values)
-        unpacked = unpack_blocks(packed, scales[blocks], (stop - start, columns), values.dtype)
-        window = unpacked[first - start : last - start, left:right].contiguous()
+        codes, _ = quantize_blocks(values)
+        numbers = unpack_blocks(codes, scales[blocks], (stop - start, columns), values.dtype)
+        window = numbers[first - start : last - start, left:right].contiguous()
         wide: Bits = window.float().numpy()
         out = np.empty(wide.shape, self.dtype(name).bits)
         dtypes.narrow(wide, self.dtype(name), out)

@@ -213,15 +213,15 @@ def _build_engine(
     )
     skips_base = bool(choice.checkpoints) and not needs_base
     weights = _weights(config, container, base_config, is_needed=not skips_base)
-    quantized = None
+    quantized_form = None
     if config.train.quantizes and weights is not None:
-        quantized = quantized_digest(weights, config.train.precision)
+        quantized_form = quantized_digest(weights, config.train.precision)
     own_identity = identity(
         model_config,
         weights,
         config.model.init,
         described_rope(model_config) if config.model.rope else None,
-        quantized,
+        quantized_form,
     )
     model = gather(own_identity if dist.get_rank() == 0 else None)[0]
     for checkpoint in choice.checkpoints:

@@ -19,7 +19,7 @@ from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.quantized import is_quantized
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import dtypes, nf4
-from smtrain.worker.checkpoint.adapter import QUANTIZED
+from smtrain.worker.checkpoint.adapter import QUANTIZED_KEY
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.targets import HuggingFace
@@ -176,7 +176,7 @@ def test_any_window_of_a_dequantised_base_is_that_of_the_whole(
 def mark_quantized(adapter: Path, precision: str) -> None:
     """Let an adapter say that it was trained on a base in NF4, as ours do."""
     file = adapter / "adapter_model.safetensors"
-    save_file(load_file(file), file, {"format": "pt", QUANTIZED: f"nf4 {precision}"})
+    save_file(load_file(file), file, {"format": "pt", QUANTIZED_KEY: f"nf4 {precision}"})
 
 
 def test_a_merge_is_peft_s_into_the_dequantised_base(base: Path, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_choice_without_an_adapter_is_refused(base: Path, tmp_path: Path) -> N
 def test_a_format_of_a_later_version_is_refused(base: Path, tmp_path: Path) -> None:
     peft_adapter(base, tmp_path / "adapter")
     file = tmp_path / "adapter/adapter_model.safetensors"
-    save_file(load_file(file), file, {"format": "pt", QUANTIZED: "nf2 bf16"})
+    save_file(load_file(file), file, {"format": "pt", QUANTIZED_KEY: "nf2 bf16"})
     with pytest.raises(CheckpointError, match="trained on a base in nf2 bf16, which this version"):
         convert(base, tmp_path / "out", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
 

@@ -32,7 +32,7 @@ _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 class Bnb4bit(Slab):
     """A linear in 4 bits that reads like one of the type that it was quantised from."""
 
-    packed: Slab | None = None
+    code_slab: Slab | None = None
     parts: Mapping[str, Slab] | None = None
     """The tensors of `_PARTS` that the file has, and the state."""
     block: int = 64
@@ -40,7 +40,7 @@ class Bnb4bit(Slab):
     scales_mean: float = 0.0
 
     def bits(self, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        assert self.packed is not None
+        assert self.code_slab is not None
         assert self.parts is not None
         shape = [stop - start for start, stop in bounds]
         out = np.empty(shape, self.dtype.bits)
@@ -57,12 +57,12 @@ class Bnb4bit(Slab):
 
     def _unpack(self, begin: int, end: int, tally: Tally | None) -> Bits:
         """The numbers of blocks `begin` to `end`, in fp32."""
-        assert self.packed is not None
+        assert self.code_slab is not None
         assert self.parts is not None
         total = prod(self.shape)
         start, stop = begin * self.block, min(end * self.block, total)
-        packed = _bytes(self.packed, start // 2, -(-stop // 2), tally)
-        codes = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)[: stop - start]
+        code_bytes = _bytes(self.code_slab, start // 2, -(-stop // 2), tally)
+        codes = np.stack([code_bytes >> 4, code_bytes & 15], axis=-1).reshape(-1)[: stop - start]
         numbers = np.zeros((end - begin) * self.block, "<f4")
         numbers[: stop - start] = self._part("quant_map")[codes]
         numbers.reshape(-1, self.block)[...] *= self._scales(begin, end)[:, None]
@@ -75,10 +75,10 @@ class Bnb4bit(Slab):
         if "nested_absmax" not in self.parts:
             return scales
         of_blocks = self._part("nested_absmax")[np.arange(begin, end) // self.nested_block]
-        nested: Bits = self._part("nested_quant_map")[scales] * of_blocks + np.float32(
+        scales_of_blocks: Bits = self._part("nested_quant_map")[scales] * of_blocks + np.float32(
             self.scales_mean
         )
-        return nested
+        return scales_of_blocks
 
     def _part(self, name: str) -> Bits:
         assert self.parts is not None
@@ -86,9 +86,9 @@ class Bnb4bit(Slab):
         return values(slab.read_all(), slab.dtype)
 
     def _slabs(self) -> tuple[Slab, ...]:
-        assert self.packed is not None
+        assert self.code_slab is not None
         assert self.parts is not None
-        return (self.packed, *self.parts.values())
+        return (self.code_slab, *self.parts.values())
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         """Raises CheckpointError if the bytes are not those of the checksums."""
@@ -123,43 +123,45 @@ def join_bnb_tensors(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
 def _join(weight: str, state_name: str, slabs: Mapping[str, Slab]) -> Bnb4bit:
     state_slab = slabs[state_name]
     settings = _settings(state_name, state_slab)
-    needed = ["absmax", "quant_map"]
+    part_names = ["absmax", "quant_map"]
     if "nested_offset" in settings:
-        needed += ["nested_absmax", "nested_quant_map"]
-    missing = [n for n in (weight, *(f"{weight}.{part}" for part in needed)) if n not in slabs]
-    if missing:
+        part_names += ["nested_absmax", "nested_quant_map"]
+    absent_names = [
+        n for n in (weight, *(f"{weight}.{part}" for part in part_names)) if n not in slabs
+    ]
+    if absent_names:
         raise CheckpointError(
-            f"{state_slab.place} has {state_name} and no {missing[0]}; copy the file that holds"
+            f"{state_slab.place} has {state_name} and no {absent_names[0]}; copy the file that holds"
             " it.",
             code="checkpoint.damaged",
         )
-    packed = slabs[weight]
-    parts = {part: slabs[f"{weight}.{part}"] for part in needed} | {"state": state_slab}
+    code_slab = slabs[weight]
+    parts = {part: slabs[f"{weight}.{part}"] for part in part_names} | {"state": state_slab}
     shape, dtype = tuple(settings["shape"]), BY_NAME[settings["dtype"]]
     block, nested_block = settings["blocksize"], settings.get("nested_blocksize", 256)
     blocks = -(-prod(shape) // block)
     sizes = {"absmax": blocks, "quant_map": 16, "nested_quant_map": 256}
     sizes["nested_absmax"] = -(-blocks // nested_block)
-    fits = packed.size == -(-prod(shape) // 2) and all(
-        parts[part].shape == (sizes[part],) for part in needed
+    fits = code_slab.size == -(-prod(shape) // 2) and all(
+        parts[part].shape == (sizes[part],) for part in part_names
     )
     if not fits:
         raise CheckpointError(
-            f"{packed.place}: {weight} is {list(packed.shape)} with scales"
+            f"{code_slab.place}: {weight} is {list(code_slab.shape)} with scales"
             f" {list(parts['absmax'].shape)}, which do not fit {list(shape)} in blocks of {block};"
             " copy the files again.",
             code="checkpoint.damaged",
         )
     return Bnb4bit(
-        packed.place,
-        packed.file,
-        packed.offset,
+        code_slab.place,
+        code_slab.file,
+        code_slab.offset,
         dtype,
         shape,
         contiguous(shape),
         # No crc32: these numbers are in no file. check() compares the stored tensors.
         None,
-        packed,
+        code_slab,
         parts,
         block,
         nested_block,
@@ -193,13 +195,13 @@ def _settings(name: str, slab: Slab) -> dict[str, Any]:
     return dict(settings)
 
 
-def _bytes(packed: Slab, start: int, stop: int, tally: Tally | None) -> Bits:
+def _bytes(code_slab: Slab, start: int, stop: int, tally: Tally | None) -> Bits:
     """Bytes `start` to `stop` of packed codes, which may be stored as another type
     (bnb_4bit_quant_storage).
     """
-    itemsize, columns = packed.dtype.itemsize, prod(packed.shape[1:])
+    itemsize, columns = code_slab.dtype.itemsize, prod(code_slab.shape[1:])
     row = itemsize * columns
     first, last = start // row, -(-stop // row)
-    bounds = [(first, last), *((0, n) for n in packed.shape[1:])]
-    data = np.ascontiguousarray(packed.bits(bounds, tally)).view(np.uint8).reshape(-1)
+    bounds = [(first, last), *((0, n) for n in code_slab.shape[1:])]
+    data = np.ascontiguousarray(code_slab.bits(bounds, tally)).view(np.uint8).reshape(-1)
     return data[start - first * row :][: stop - start]

@@ -65,10 +65,10 @@ class QuantizedWeight:
                 device_scales, op=dist.ReduceOp.MAX, group=group
             )  # scales are at least 0
             all_scales = device_scales.cpu()
-        codes, nested, table, offset = nest_scales(all_scales)
+        codes, group_scales, table, offset = nest_scales(all_scales)
         own_codes = codes if len(codes) == len(own_indices) else codes[own_indices]
         self.scales = own_codes.contiguous().to(device)
-        self.packed, self.nested = self.packed.to(device), nested.to(device)
+        self.packed, self.nested = self.packed.to(device), group_scales.to(device)
         self.codes, self.offset = table.to(device), offset.to(device)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
