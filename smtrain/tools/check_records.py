@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.extras import missing_module
 from smtrain.core.protocol.uris import split_uri
+from smtrain.tools.check_hub import hub_findings
 
 if TYPE_CHECKING:
     from smtrain.worker.data.prepare.first_records import FirstRecords
@@ -62,18 +64,23 @@ def conversations(context: Context) -> Iterator[Finding]:
 
 
 def _records(context: Context, kind: Kind) -> Iterator[Finding]:
-    sources = [
-        source.path
-        for source in context.chain.given.data.all_sources
-        if _is_read(context, source.path)
-    ]
-    if "prepare" not in context.stages or not sources or context.model_path.startswith("hf://"):
+    paths = [source.path for source in context.chain.given.data.all_sources]
+    sources = [path for path in paths if _is_read(context, path)]
+    hub_sources = [path for path in paths if path.startswith("hf://")]
+    if (
+        "prepare" not in context.stages
+        or not (sources or hub_sources)
+        or context.model_path.startswith("hf://")
+    ):
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
-            yield from _check_first_records(
-                context, sources, _tokenizer(context, Path(folder)), kind
-            )
+            model = _tokenizer(context, Path(folder))
+            if sources:
+                yield from _check_first_records(context, sources, model, kind)
+            for uri in hub_sources:
+                read = partial(_check_first_records, context, [uri], model, kind)
+                yield from hub_findings(uri, kind, context.chain.given.data.text_key, read)
     except ModuleNotFoundError as error:
         yield Finding(
             kind,

@@ -7,6 +7,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,11 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.context import Context
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.plane.client import ensure_running
+from smtrain.tools import check_hub
 from smtrain.tools.check import RECORD_CHECKS
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.prepare_options import PrepareOptions
+from tests.client.launch.hub import Hub
 from tests.tools.test_check_conversations import TALK
 from tests.worker.data.chats import talk
 
@@ -138,8 +144,10 @@ SFT: dict[str, tuple[Files, str]] = {
 }
 
 
-def about(path: str, folder: Path, objective: str, target: str = "local", **data: Any) -> list[str]:
-    """The faults that a config's data have, before anything is started."""
+def about(
+    path: str, folder: Path, objective: str, level: str | None = "fault", **data: Any
+) -> list[str]:
+    """The findings of a level (None: of all) about a config's data, before anything is started."""
     (folder / "chat_template.jinja").write_text(TALK)
     raw = {
         "name": "d", "target": "local", "model": {"path": folder}, "data": {"path": path, **data},
@@ -156,7 +164,7 @@ def about(path: str, folder: Path, objective: str, target: str = "local", **data
         for one in check(context)
         if isinstance(one, Finding)
     ]
-    return [f"{one.text}; {one.remedy}" for one in found if one.level == "fault"]
+    return [f"{one.text}; {one.remedy}" for one in found if level in (None, one.level)]
 
 
 def write(folder: Path, files: Files) -> Path:
@@ -233,3 +241,45 @@ def test_data_in_s3_are_read_by_ranges(local_home: Path, tmp_path: Path, model: 
         in about("s3://bad-data/more/a.parquet", model, "pretrain")[0]
     )
     assert about("s3://bad-data/good/", model, "sft") == []
+
+
+def test_a_data_set_of_the_hub_is_read_if_it_comes_soon(
+    local_home: Path, tmp_path: Path, model: Path
+) -> None:
+    pytest.importorskip("datasets")
+    (data := tmp_path / "set").mkdir()
+    (data / "train.jsonl").write_bytes(lines(*MIXED))
+    served = Hub(tmp_path, "org/set", data=data)
+    code = (
+        "import sys; from pathlib import Path; from tests.tools.test_check_data import about,"
+        " check_hub\ncheck_hub.HUB_S = 600\n"
+        "for uri in ('hf://org/set', 'hf://org/set@train[:50%]'):\n"
+        "    for line in about(uri, Path(sys.argv[1]), 'sft', level=None): print(line)"
+    )
+    words = [sys.executable, "-c", code, str(model)]
+    home = {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")}
+    try:
+        done = subprocess.run(words, env={**os.environ, **home}, capture_output=True, text=True)
+    finally:
+        served.close()
+    read, *_, part = done.stdout.splitlines()
+    assert "6 of the first 66 records are no conversations: line 6: " in read, done.stderr
+    assert part.startswith(
+        "data.path: hf://org/set@train[:50%] was not read here: `datasets` would"
+    )
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(check_hub, "HUB_S", 0.01)
+    monkeypatch.setattr("smtrain.worker.data.read.hub.commit_of", lambda _: end.wait())
+    (found,) = check_hub.hub_findings("hf://a/b", "documents", "data.path", list)
+    end.set()
+    assert (found.level, found.check) == ("warning", "documents")
+    assert (
+        found.text == "data.path: hf://a/b was not read here: its records did not come within 0 s"
+    )
+    monkeypatch.setattr(check_hub, "present", lambda name: False)
+    (found,) = check_hub.hub_findings("hf://a/b", "documents", "data.path", list)
+    assert "needs the package datasets" in found.text
+    assert found.remedy.startswith("run `pip install")
