@@ -243,6 +243,7 @@ def test_data_in_s3_are_read_by_ranges(local_home: Path, tmp_path: Path, model: 
     assert about("s3://bad-data/good/", model, "sft") == []
 
 
+@pytest.mark.full  # the next test has the wiring; this one imports `datasets` in a new process
 def test_a_data_set_of_the_hub_is_read_if_it_comes_soon(
     local_home: Path, tmp_path: Path, model: Path
 ) -> None:
@@ -269,7 +270,9 @@ def test_a_data_set_of_the_hub_is_read_if_it_comes_soon(
     )
 
 
-def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_not_waited_for(
+    local_home: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = threading.Event()
     monkeypatch.setattr(check_hub, "HUB_S", 0.01)
     monkeypatch.setattr("smtrain.worker.data.read.hub.commit_of", lambda _: end.wait())
@@ -280,6 +283,6 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
         found.text == "data.path: hf://a/b was not read here: its records did not come within 0 s"
     )
     monkeypatch.setattr(check_hub, "present", lambda name: False)
-    (found,) = check_hub.hub_findings("hf://a/b", "documents", "data.path", list)
-    assert "needs the package datasets" in found.text
-    assert found.remedy.startswith("run `pip install")
+    (told,) = about("hf://a/b", model, "pretrain", level=None)
+    assert told.startswith("data.path: hf://a/b was not read here: this needs the package datasets")
+    assert "; run `pip install" in told
