@@ -106,7 +106,7 @@ def generate(
             code="config.combination",
         )
     if system is not None and not chat:
-        raise ConfigError("--system: has an effect only with --chat", code="config.combination")
+        raise ConfigError("--system: is read only with --chat; add that", code="config.combination")
 
     def tell(text: str) -> None:
         say(text, error=True)

@@ -40,5 +40,5 @@ def verify_record(record: dict[str, Any]) -> dict[str, Any]:
     """
     content = {key: value for key, value in record.items() if key != DIGEST}
     if DIGEST in record and record[DIGEST] != digest_of(content):
-        raise ValueError("it is not what was written, by its digest")
+        raise ValueError("it was changed or damaged after it was written, as its digest says")
     return content

@@ -34,6 +34,7 @@ _LARGEST = 10**_DIGITS
 _MOST_FAULTS = 50
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 _OTHER_FORMATS = (".toml", ".ini", ".cfg", ".py")
+_KINDS = {str: "text", list: "list", bool: "word", int: "number", float: "number"}
 # Of `run` and `launch`. Other functions take only sections beyond their own parameters.
 _PARAMETERS = frozenset({"wait", "again", "check", "stage", "say", "view", "on_line"})
 _LOCAL_PATHS = (
@@ -135,8 +136,8 @@ def _read(source: Source | None) -> dict[str, Any]:
         )
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{path}: must hold keys and values at the top, not"
-            f" {with_article(type(content).__name__)}",
+            f"{path}: must hold keys and values at the top, such as `name: my-run`, not"
+            f" {with_article(_KINDS.get(type(content), 'value'))}",
             code="config.unreadable",
         )
     if content and not content.keys() & JobConfig.model_fields.keys():

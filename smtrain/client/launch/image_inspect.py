@@ -63,7 +63,10 @@ def inspect_image(client: Any, image: Any, engine: str | None = "native") -> Ima
     )
     if line is None:
         last = (output.strip().splitlines() or [f"exit status {status}"])[-1]
-        raise LocalError(f"image {name} has no python3 that runs the stages, 3.10 or later: {last}")
+        raise LocalError(
+            f"image {name} has no Python of 3.10 or later that runs the stages ({last}); name"
+            " another in compute.image, or build one with `smtrain image build`"
+        )
     return ImageContents(**json.loads(line))
 
 

@@ -321,8 +321,8 @@ def _no_choice(
     limit_words = f" within {' and '.join(limits.names)}" if limits.names and candidates else ""
     ways = "".join(f", or {way}" for way in beyond)
     return ConfigError(
-        f"compute: no mesh of these machines trains the model{limit_words}; take more or larger"
-        f" ones{ways}",
+        f"compute: no mesh of these machines trains the model{limit_words}; take more of them, or"
+        f" machines with more memory{ways}",
         code="config.combination",
     )
 

@@ -223,8 +223,8 @@ def summary(plan: Plan, drawn: Collection[str] = ()) -> str:
         lines.append(f"not planned {stages}: {reason}")
     if plan.fits and plan.save and plan.save_interval_steps:
         lines.append(
-            f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps"
-            " loses least"
+            f"saving      a checkpoint takes {spell(plan.save.save_s)}; train.save_interval"
+            f" {plan.save_interval_steps} loses the least time"
         )
     if plan.offers:
         lines += ["", *table_lines(plan.offers, plan.chosen_offer)]
@@ -297,7 +297,7 @@ def _total(plan: Plan) -> str:
         )
     parts = ", ".join(f"{stage} {spell(stage_h * 3600)}" for stage, stage_h in hours.items())
     money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
-    start = f"each with some {spell(START_S)} for its machine's start and the pull of its image"
+    start = f"each has {spell(START_S)} to start its machine and pull its image"
     return f"total       {spell(sum(hours.values()) * 3600)}{money}: {parts}; {start}"
 
 

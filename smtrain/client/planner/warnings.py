@@ -67,9 +67,7 @@ def run_warnings(
             f" {spell(wall)}, and a plan is not so exact; raise it"
         )
     if cost.attempts > 1 and wall > 2 * config.train.steps * step_s * saving.stretch:
-        out.append(
-            "cluster.time: more than half of every attempt goes into starting it; take a longer one"
-        )
+        out.append("cluster.time: more than half of every attempt is needed to start it; raise it")
     if (warning := slow_stop(config, step_s, saving.save_s)) is not None:
         out.append(warning)
     if config.compute.spot and not isfinite(saving.stretch):
@@ -77,11 +75,12 @@ def run_warnings(
             "compute.spot: the run would practically never end between interruptions; save more"
             " often"
         )
-    if saving.stretch > 1.05:
+    interval = min(config.train.save_interval, config.train.steps)
+    best_interval = min(max(1, round(saving.best_interval_s / step_s)), config.train.steps)
+    if saving.stretch > 1.05 and best_interval != interval:
         out.append(
-            f"saving every {config.train.save_interval} steps costs {saving.stretch - 1:.0%} of the"
-            f" time in saves and lost work; {max(1, round(saving.best_interval_s / step_s))} steps"
-            " lose least"
+            f"train.save_interval: to save every {interval} steps costs {saving.stretch - 1:.0%} of"
+            f" the time, in saves and in work that an interruption loses; set it to {best_interval}"
         )
     return out
 
@@ -97,13 +96,13 @@ def slow_stop(config: JobConfig, step_s: float, save_s: float) -> str | None:
     if grace_share >= 0:
         return (
             f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {grace_share:.0%} of"
-            f" the {grace} s that are given after a stop or an interruption: if they take longer"
-            " than planned, what was trained since the last checkpoint is lost"
+            f" the {grace} s between a stop and the end of a job: if they take longer than planned,"
+            " a stop loses the steps since the last checkpoint"
         )
     return (
-        f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {grace} s"
-        " that are given after a stop or an interruption: what was trained since the last"
-        " checkpoint is lost then"
+        f"a step of {spell(step_s)} and a save of {spell(save_s)} take longer than the {grace} s"
+        " between a stop and the end of a job, so a stop or an interruption loses the steps since"
+        " the last checkpoint; lower train.save_interval to lose fewer"
     )
 
 
@@ -128,9 +127,9 @@ def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
             )
     if mesh.ep > 1 and work.capacity is None:
         out.append(
-            f"memory is for ranks whose experts get at most {work.skew:g} times the mean of a"
-            " batch's tokens, as none is dropped; experts/load_max in the log tells how it is, and"
-            " parallel.expert_capacity bounds it"
+            f"memory: planned for experts that get at most {work.skew:g} times the mean number of"
+            " tokens, and a more popular expert takes more; compare experts/load_max in the log, or"
+            " set parallel.expert_capacity"
         )
     return out
 

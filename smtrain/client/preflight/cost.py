@@ -221,5 +221,6 @@ def price(context: Context) -> Iterator[Finding]:
         yield Finding(
             "price",
             "ok",
-            f"{amount} expected" + (f", of ${limit:,.2f}" if limit is not None else ""),
+            f"the plan's price is {amount}"
+            + (f", within compute.price_limit of ${limit:,.2f}" if limit is not None else ""),
         )

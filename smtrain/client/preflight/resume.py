@@ -39,7 +39,7 @@ def resume(context: Context) -> Iterator[Finding]:
         yield ownership_fault
         return
     if not steps:
-        yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
+        yield Finding("resume", "ok", f"the run starts at step 0: no checkpoint in {uri}")
         return
     complete_steps = [step for step in steps if step.is_complete]
     newest = steps[-1]

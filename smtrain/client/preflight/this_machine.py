@@ -24,10 +24,9 @@ def machine(context: Context) -> Iterator[Finding]:
     if context.on_aws:
         return
     config, cores, free = context.chain.given, cores_here(), memory_here()
-    process_words = (
-        f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size}"
-        " processes"
-    )
+    hosts, per_host = config.compute.instance_count, config.processes_per_instance
+    split = f" ({hosts} hosts x {per_host})" if hosts > 1 else ""
+    process_words = f"{config.world_size} process{'es' * (config.world_size > 1)}{split}"
     entry = config.own_machine if config.has_own_machine else None
     if entry and entry.kind == "gpu":
         yield from _gpus_of(config.compute.instance_type, entry.devices)
@@ -47,18 +46,16 @@ def machine(context: Context) -> Iterator[Finding]:
         )
         yield Finding("machine", "fault", text, remedy)
     elif config.world_size > CROWD * cores:
-        yield Finding(
-            "machine", "fault", f"training here starts {process_words} on {cores} cores", remedy
-        )
+        yield Finding("machine", "fault", f"training runs {process_words} on {cores} cores", remedy)
     elif config.world_size > cores:
         yield Finding(
             "machine",
             "warning",
-            f"training here starts {process_words} on {cores} cores, which slows it",
+            f"training runs {process_words} on {cores} cores, which slows it",
             remedy,
         )
     else:
-        yield Finding("machine", "ok", f"training here starts {process_words} on {cores} cores")
+        yield Finding("machine", "ok", f"training runs {process_words} on {cores} cores")
 
 
 def _gpus_of(name: str, devices: int) -> Iterator[Finding]:

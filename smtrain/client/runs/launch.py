@@ -290,7 +290,7 @@ def _follow_job(job: Job, say: Say, view: View | None, **view_changes: Any) -> b
 def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View | None) -> None:
     if on_line is None:
         if not _follow_job(job, say, view, keep=False):
-            say("the same call resumes with this stage")
+            say("run the same again: finished stages are skipped, and it joins this one")
             raise Interrupted(
                 f"interrupted: {job.name} keeps running; the same call joins it again"
             )

@@ -102,7 +102,7 @@ class Section(BaseModel, metaclass=_Called):
         if allowed_types & {int, float} and any(
             isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items
         ):
-            raise ValueError("the number is too large to mean anything")
+            raise ValueError(f"the number is too large; give one below {_HUGE:.0e}")
         # YAML 1.1 reads `1e4` as text; for a key that takes a whole number it means 10000.
         if (
             int in allowed_types

@@ -180,7 +180,10 @@ def find_models(
             )
         source = find(base, target)
     elif on_top is not None and not on_top.is_adapter:
-        raise CheckpointError(f"{on_top.name} is not an adapter: it has no adapter_config.json")
+        raise CheckpointError(
+            f"{on_top.name} is not an adapter: it has no adapter_config.json; give the export of a"
+            " run with train.adapter"
+        )
     if source.is_adapter or (comparison_model is not None and comparison_model.is_adapter):
         name = (
             source.name if source.is_adapter else comparison_model.name if comparison_model else ""

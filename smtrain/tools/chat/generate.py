@@ -18,7 +18,7 @@ from smtrain.core.public_api import public
 from smtrain.core.spinner import spinner
 from smtrain.core.suggest import near_path
 from smtrain.core.targets import TargetName
-from smtrain.core.text import Say
+from smtrain.core.text import Say, with_article
 from smtrain.tools.chat.chat import Models, find_models, known_settings, load_models
 from smtrain.worker.generation.sampling import Sampling
 
@@ -135,10 +135,13 @@ def _prompt_of_record(line: str, place: str) -> Prompt:
             and isinstance(message.get("content"), str)
             for message in value
         ):
-            raise DataError(f"{place}: messages is not a list of objects with role and content")
+            raise DataError(
+                f"{place}: messages is no list of turns; write such as"
+                ' [{"role": "user", "content": "TEXT"}]'
+            )
         return Prompt(messages=tuple(value), record=record)
     if not isinstance(value, str):
-        raise DataError(f"{place}: {name} is not a string")
+        raise DataError(f"{place}: {name} is {with_article(type(value).__name__)}; write text")
     return Prompt(text=value, record=record)
 
 

@@ -232,7 +232,7 @@ def _run_named(text: str) -> str:
 def _hub_hint(text: str) -> str:
     """A hint: a folder with a similar name, or the model `organization/name` of the hub."""
     if suggestion := near_path(Path(text).expanduser()):
-        return f"; {suggestion.rstrip()}"
+        return f"; {suggestion.rstrip('; ')}"
     hub_hint = (
         not_here(f"hf://{text}") if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) else None
     )

@@ -142,7 +142,7 @@ class Terminal:
 
     def _save(self, name: str) -> None:
         if not name:
-            raise SmtrainError("/save needs the name of a file")
+            raise SmtrainError("/save needs the name of a file, such as /save talk.json")
         path = Path(name).expanduser()
         if not path.parent.is_dir():
             raise SmtrainError(f"{path.parent} is not a folder; name a file in an existing folder")

@@ -47,7 +47,11 @@ def read(training: Any, target: TargetName | None = None) -> Series:
         if path.exists():
             return _series_of_path(path, label or path.name)
         if "/" in source or source.endswith((".jsonl", ".csv", ".txt", ".log")):
-            raise DataError(f"{source}: there is no such file or folder", code="data.not_found")
+            raise DataError(
+                f"{source}: there is no such file or folder; {near_path(path)}name a log or"
+                " metrics.jsonl, or a run of `smtrain list`",
+                code="data.not_found",
+            )
         return _series_of_name(source, label or source, target)
     if hasattr(training, "reset_index"):  # a pandas DataFrame, ours has steps as its index
         return series("table", "the table", training.reset_index().to_dict("records"))
@@ -62,7 +66,9 @@ def read(training: Any, target: TargetName | None = None) -> Series:
     if hasattr(training, "records") and hasattr(training, "describe"):
         return _series_of_attempts([training], training.name)
     raise DataError(
-        f"{training!r} is not a run, job, table or file of a training", code="data.not_found"
+        f"{training!r} is not a training; give the name of a run or job, a Run or Job, a file of"
+        " metrics or a table of steps",
+        code="data.not_found",
     )
 
 

@@ -111,7 +111,8 @@ def deploy(
         )
     if instance_count < 1 or (max_length is not None and max_length < 1):
         raise ConfigError(
-            "instance_count and max_length must be at least 1", code="config.wrong_value"
+            f"instance_count and max_length: got {instance_count} and {max_length}; give 1 or more",
+            code="config.wrong_value",
         )
     refuse_unknown_type(instance_type)
     if not model.isprintable():
@@ -398,8 +399,8 @@ def _announcement(
 def _usage_text(place: SageMakerBackend, spec: EndpointSpec, status: str) -> str:
     if place.record.here:
         return (
-            f"{spec.name} is {status}; on this machine it is a record alone, and `smtrain serve` is"
-            " what answers"
+            f"{spec.name} is {status}; on this machine no server runs behind an endpoint, so use"
+            " `smtrain serve` to ask the model"
         )
     return (
         f'{spec.name} is {status}; ask it by InvokeEndpoint with OpenAI\'s JSON and "model":'

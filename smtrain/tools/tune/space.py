@@ -109,7 +109,9 @@ def _axis(text: str) -> Axis:
             "only keys of train and parallel can be tuned; give other keys a value in the config"
         )
     if key.startswith("train.validation"):
-        raise ValueError("trials are judged by the validation, which must be the same for all")
+        raise ValueError(
+            "trials are judged by the validation, which must be the same for all; set it in the config"
+        )
     if key.startswith("train.dpo"):
         raise ValueError(
             "trials are judged by their loss, and losses of different train.dpo cannot be compared;"

@@ -66,7 +66,7 @@ def test_plan_check_and_launch_give_one_answer(
         assert "--target aws" in str(plan)
         assert "<img" in plan._repr_html_()
     (machines,) = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "machine"]
-    assert machines.text.startswith("training here starts 1 x 1 = 1 processes")
+    assert machines.text.startswith("training runs 1 process on ")
     config = smtrain.load_config(GIVEN)
     assert keys_of(config, "train")["compute"]["processes_per_instance"] == 1
     assert smtrain.load_config(config, target="aws").world_size == 32, "chosen, not given"

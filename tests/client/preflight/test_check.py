@@ -757,7 +757,7 @@ def test_memory_time_and_money_come_from_the_plan(aws: dict[str, Any]) -> None:
 def test_a_step_that_outlasts_the_time_given_after_a_stop_is_a_warning(aws: dict[str, Any]) -> None:
     found = report(with_(aws, "train", steps=1000, global_batch_size=2**20), "stop")
     assert found.ok
-    assert "do not fit into the 120 s that are given after a stop" in found.warnings[0].text
+    assert "take longer than the 120 s between a stop and the end" in found.warnings[0].text
     assert not report(aws, "stop").warnings
 
 

@@ -508,7 +508,7 @@ OTHERWISE = {
     "stage {} takes {} GiB of memory, and {} GiB are free here": (
         "a run on this machine: test_this_machine.py"
     ),
-    "training here starts {} on {} cores": "the same",
+    "training runs {} on {} cores": "the same",
 }
 """Faults that are not followed here, and why."""
 

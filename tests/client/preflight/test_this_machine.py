@@ -32,7 +32,7 @@ def test_more_processes_than_this_machine_can_hold_are_refused_with_what_fits(
         smtrain.run(raw, set_=MANY, target="local", say=lambda _: None)
     told = str(caught.value)
     assert told.startswith("machine: training here ")
-    assert "2 x 32 = 64 processes" in told
+    assert "64 processes (2 hosts x 32)" in told
     assert "`--no-check`" in told
     offer = told.partition("what fits: ")[2].splitlines()[0]
     settings = [word for word in offer.split() if word != "--set"]
@@ -63,7 +63,7 @@ def test_a_few_more_processes_than_cores_are_only_said(
     monkeypatch.setattr(this_machine, "cores_here", lambda: 2)
     report = smtrain.check(raw, stage="train", target="local")
     (told,) = [f for f in report.warnings if f.check == "machine"]
-    assert told.text == "training here starts 2 x 2 = 4 processes on 2 cores, which slows it"
+    assert told.text == "training runs 4 processes (2 hosts x 2) on 2 cores, which slows it"
     assert told.remedy.startswith(
         "what fits: --set compute.instance_count=1 --set compute.processes_per_instance=2"
     )
@@ -207,7 +207,7 @@ def test_the_gpus_of_an_own_machine_are_counted(
     none = "machines.box has 2 GPUs, and this machine shows none: training would run on its CPU"
     assert told[0] == ("fault", none)
     assert told[1] == ("warning", "machines.box has 2 GPUs, and this machine shows 1")
-    assert told[2][1].startswith("training here starts 1 x 2 = 2 processes")
+    assert told[2][1].startswith("training runs 2 processes on ")
 
 
 def test_one_lack_of_memory_is_one_fault_and_a_full_disk_has_its_remedy(

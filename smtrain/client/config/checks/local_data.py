@@ -50,8 +50,8 @@ def local_data_faults(config: JobConfig, hf_config: dict[str, Any] | None) -> It
 def _text_faults(config: JobConfig, pattern: str) -> Iterator[str]:
     form = "auto" if config.data.format in ("alpaca", "messages") else config.data.format
     path = Path(pattern)
-    if path.is_dir() and (fault := folder_fault(path)):
-        yield fault
+    if path.is_dir() and (unreadable := folder_fault(path)):
+        yield unreadable
         return
     if path.is_dir():
         choice, _ = choose_in(path, form)
