@@ -19,7 +19,7 @@ from smtrain.core.text import align_columns, say
 app = options.app()
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SECTIONS = ("Tutorial", "How to", "Reference")
-"""Sections of index.md whose pages are topics; other sections are for maintainers."""
+"""Sections of index.md whose pages are topics; the rest is for maintainers."""
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w/.-]*\.md)?(#[\w.-]+)?\)")
 _TAB = re.compile(r'=== "(.*)"')
 _NOT_FOR_TERMINALS = re.compile(r"!\[[^\]]*\]\([^)]*\)\n*|<a id=[^>]*></a>|\s*\{#[\w.-]+\}")

@@ -35,7 +35,7 @@ def hub_findings(
 def _unread_reason(
     uri: str, read: Callable[[], Iterable[Finding]]
 ) -> tuple[list[Finding] | str, str]:
-    """The findings; or the reason why there are none, and its remedy."""
+    """The findings; or the reason why it was not read, and its remedy."""
     if not present("datasets"):
         reason, _, remedy = missing_module("datasets").partition("; ")
         return reason, remedy

@@ -46,7 +46,7 @@ class Speed:
     """Load average per core while it was measured; 0 if the machine was quiet."""
 
     def busy_note(self) -> str:
-        """The difference between this speed and that of a run now; empty without one."""
+        """The difference between this speed and that of a run now; empty if nothing differs."""
         if self.entry is None:
             return ""
         if self.load:
