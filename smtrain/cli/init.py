@@ -118,17 +118,17 @@ def _ask_until_valid(options: dict[str, str | None], file: Path) -> tuple[JobCon
     """
     from smtrain.core.errors import ConfigError
 
-    asked = [option for option, value in options.items() if value is None]
-    if asked and not sys.stdin.isatty():
+    open_options = [option for option, value in options.items() if value is None]
+    if open_options and not sys.stdin.isatty():
         raise ConfigError(
-            f"{asked[0]}: is missing, and there is no terminal to ask on; give --model, --data and "
+            f"{open_options[0]}: is missing, and there is no terminal to ask on; give --model, --data and "
             "--machines",
             code="config.missing_key",
         )
-    if asked:
+    if open_options:
         say("Three questions; Enter takes what is in brackets.")
     answers = {option: value or _QUESTIONS[option][1] for option, value in options.items()}
-    questions = asked
+    questions = open_options
     while True:
         for option in questions:
             answers[option] = _answer(option, answers[option])
@@ -137,7 +137,7 @@ def _ask_until_valid(options: dict[str, str | None], file: Path) -> tuple[JobCon
         except ConfigError as error:
             questions = [
                 option
-                for option in asked
+                for option in open_options
                 if any(fault.startswith(_KEYS[option]) for fault in error.faults)
             ]
             if not questions:

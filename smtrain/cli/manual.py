@@ -86,15 +86,15 @@ def _title(page: Path) -> str:
 
 
 def _list_topics() -> None:
-    shown, section_before = set[str](), ""
+    listed_topics, section_before = set[str](), ""
     rows: list[tuple[str, ...]] = []
     for section, topic, title in topics():
         if section != section_before:
             rows.append((section, ""))
             section_before = section
-        if topic not in shown:
+        if topic not in listed_topics:
             rows.append((f"  {topic}", title))
-            shown.add(topic)
+            listed_topics.add(topic)
     for line in align_columns(rows):
         say(line)
     say("\n`smtrain help TOPIC` shows a page.")

@@ -97,13 +97,13 @@ class Run:
             place = self.results[0].job.target
             jobs = {result.stage: result.job.describe() for result in self.results}
             raw, _ = original_config(config_of_jobs(self.name, place, jobs), place)
-            drafted = draft(raw)
-            if drafted.config is None or drafted.left_out:
+            config_draft = draft(raw)
+            if config_draft.config is None or config_draft.left_out:
                 raise JobError(
                     f"the jobs of {self.name} keep no config that this version reads; load its file"
                     " with smtrain.load_config"
                 )
-            self._config = drafted.config
+            self._config = config_draft.config
         return self._config
 
     def job(self, stage: Stage) -> Job:

@@ -347,7 +347,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 def test_the_api_says_the_same() -> None:
     with pytest.raises(ConfigError, match="two or more"):
         smtrain.compare([])
-    with pytest.raises(DataError, match="not a run, job, table or file"):
+    with pytest.raises(DataError, match="7 is not a training; give the name"):
         smtrain.compare(learned(1, 5), 7)
 
 
