@@ -55,3 +55,14 @@ def test_every_key_has_a_sentence_on_the_page() -> None:
                 .replace("][", "]\\[")
                 in page
             ), f"{name}.{key}"
+
+
+def test_every_key_has_an_address_on_the_page_and_no_page_is_named_without_a_link() -> None:
+    page = (ROOT / "docs/reference/config.md").read_text("utf-8")
+    schema = JobConfig.model_json_schema()
+    keys = [*schema["properties"], "train.lr", "data.near_duplicates.similarity"]
+    sections = {key for key in keys if f"## {key}\n" in page}
+    for key in set(keys) - sections:
+        assert f'<a id="{key}" href="#{key}">`{key.rpartition(".")[2]}`</a>' in page
+    assert "docs/" not in page
+    assert page.index("## At the top") < page.index("by hand"), "for maintainers: at the end"
