@@ -33,7 +33,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
     """
     now = datetime.datetime.now(datetime.timezone.utc)
     status = progress.job.get("TrainingJobStatus", "")
-    last = progress.last
+    last, cost = progress.last, progress.cost(now)
     loss_curve = curve(list(progress.points), *_CURVE, validation_losses=list(progress.val_points))
     as_of = "" if progress.has_ended else f"as of {now:%H:%M:%S} UTC"
     sentence = "; ".join(filter(None, (as_of, hint)))
@@ -43,7 +43,8 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
         colour=_COLOURS.get(status, _RUNNING_COLOUR),
         running=_RUNNING_COLOUR,
         elapsed=spell(progress.elapsed_s(now)),
-        cost=progress.cost(now),
+        cost=cost,
+        cost_words=cost.forms()[:2][-1] if cost else "",
         stages=[(name, spell(seconds)) for name, seconds in progress.transitions(now)],
         share=100 * min(1.0, last["step"] / max(1.0, last["of"])) if "of" in last else None,
         picture=image(loss_curve, "loss by step", _CURVE[0]) if loss_curve else "",

@@ -75,6 +75,8 @@ def test_the_panel_says_what_the_terminals_says() -> None:
     ):
         assert words in html.words
     assert re.search(r"cost: \$[\d,.]+ so far", html.words)
+    assert "$/h" not in html.words, "the source of the price is for the mouse"
+    assert re.search(r'title="[^"]*24\.73 \$/h', shown["text/html"])
     assert "ETA 3 min 00 s" in html.words
     assert "interrupting the kernel leaves it running" in html.words
     assert 'smtrain.Job("llama-train-1a2b").stop()' in html.words
