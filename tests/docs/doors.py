@@ -36,7 +36,7 @@ class Door:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """Pieces of the page's commands, and what stands in for each."""
     edits: Mapping[str, Callable[[Path, Mapping[str, str]], None]] = field(default_factory=dict)
-    """By the beginning of a command, what the reader does after it (`edit(folder, environment)`)."""
+    """By the beginning of a command, the reader's work after it (`edit(folder, environment)`)."""
 
     def commands(self) -> Iterator[Command]:
         """The commands and the lines of Python of the page in its order, without those that install
@@ -55,7 +55,7 @@ class Door:
                 )
 
     def edit(self, command: str, folder: Path, environment: Mapping[str, str]) -> None:
-        """Do what the page asks its reader to do after this command."""
+        """Do the reader's work after this command."""
         for beginning, do in self.edits.items():
             if command.startswith(beginning):
                 do(folder, environment)
@@ -103,7 +103,7 @@ def gpu(root: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[di
 
 @contextmanager
 def slurm(root: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The page's config on two nodes of a Slurm started here, typed on its head node."""
+    """The page's config on two nodes of a real Slurm, started here, typed on its head node."""
     from tests.client.backends.slurm.daemons import Slurm
 
     text, shared = folder / "text", root / "shared"

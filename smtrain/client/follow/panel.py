@@ -37,7 +37,7 @@ def format_line(line: Line, hosts: int) -> str:
 
 
 def format_line_below_numbers(line: Line, hosts: int) -> str:
-    """A line below a panel's bar and numbers: a step's line without the numbers that they show."""
+    """A line below a panel's bar and numbers: a step's line without the numbers shown there."""
     text = format_line(line, hosts)
     return _DRAWN_ELSEWHERE.sub("", text) if step_record(line.text) else text
 
@@ -71,8 +71,8 @@ class LivePanel:
             border_style=colour,
         )
         if console.is_terminal and not p.has_ended:
-            # The terminal prints ^C at the cursor: behind a frame as wide as the screen it would
-            # begin a new line, and erasing the panel would leave its first line.
+            # The terminal prints ^C at the cursor. Behind a frame as wide as the screen it would begin
+            # a new line, and erasing the panel would leave its first line.
             yield Text()
 
     def _rows(

@@ -23,7 +23,7 @@ def changed_keys(config: Mapping[str, Any], section: type[BaseModel] = JobConfig
             default = _ANY.dump_python(field.get_default(call_default_factory=True), mode="json")
         if isinstance(value, Mapping) and inner:
             inner_keys = changed_keys(value, inner)
-            if inner_keys or default is None:  # a section that only a config switches on
+            if inner_keys or default is None:  # writing the section switches it on
                 changed[key] = inner_keys
         elif field.is_required() or value != default:
             changed[key] = value

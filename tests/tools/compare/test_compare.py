@@ -260,7 +260,7 @@ def test_no_window_is_wider_than_the_data_and_no_pane_is_empty(
     )
     if 1 < count < 40:
         smooth = comparison.pairs[0].loss.smooth
-        assert smooth[0] > smooth[-1], "a flat line hides what the training did"
+        assert smooth[0] > smooth[-1], "a flat line hides the training"
     ticks = figure.axes[-1].get_xticks()
     assert all(float(tick).is_integer() for tick in ticks)
 
