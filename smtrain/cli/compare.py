@@ -22,7 +22,7 @@ class ByOption(str, Enum):
     time = "time"
 
 
-@app.command()
+@app.command(work="reading the trainings")
 def compare(
     trainings: Annotated[
         list[str],

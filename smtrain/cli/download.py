@@ -22,7 +22,7 @@ class WhatOption(str, Enum):
     all = "all"
 
 
-@app.command()
+@app.command(work="copying the output")
 def download(
     job: options.JobName,
     folder: Annotated[

@@ -190,6 +190,13 @@ SILENT = {
     "generate nowhere --prompt hello": "loading the model",
     "chat nowhere": "loading the model",
     "evaluate nowhere --tasks mmlu": "loading the model and the tasks",
+    "list": "listing the jobs",
+    "status nowhere": "looking for the job",
+    "logs nowhere": "reading the log",
+    "stop nowhere": "stopping the job",
+    "download nowhere out": "copying the output",
+    "report nowhere": "reading the run",
+    "compare nowhere elsewhere": "reading the trainings",
 }
 """Commands that are silent for seconds, and the line with which each begins in a pipe."""
 
