@@ -62,6 +62,9 @@ def release(
     backend = SageMakerBackend(target.value)
     if (job is None) != everything:
         raise JobError("pool release: name the job that left the pool, or give --all")
-    for name in [pool.job for pool in pools.available(backend)] if job is None else [job]:
+    names = [pool.job for pool in pools.available(backend)] if job is None else [job]
+    if not names:
+        say(f"no warm pools on target {target.value}")
+    for name in names:
         pools.release(backend, name)
         say(f"{name}: its warm pool is released")

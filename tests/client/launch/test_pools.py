@@ -91,6 +91,7 @@ def test_a_pool_is_listed_with_its_price_and_its_end_and_released(
     assert cli(capsys, "release", name) == (0, f"{name}: its warm pool is released\n", "")
     assert pools.available(target) == []
     assert cli(capsys, "list")[1] == "no warm pools on target local\n"
+    assert cli(capsys, "release", "--all") == (0, "no warm pools on target local\n", "")
     status, _, error = cli(capsys, "release", name)
     assert (status, error) == (
         2,
