@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from smtrain.client.planner.result import Plan, summary
 from smtrain.core.config.units import spell
 from smtrain.core.pages.charts import BARS_WIDE, Bar, bars
 from smtrain.core.pages.page import image, render
 
+if TYPE_CHECKING:
+    from smtrain.client.planner.result import Plan
+
 _WORDS = "memory, step time and cost of the plan"
 
 
-def card(plan: Plan) -> str:
-    """Bars as an image, and below them the rest of the plan's summary."""
+def card(plan: Plan, summary: Callable[[Sequence[str]], str]) -> str:
+    """Bars as an image, and below them the plan's summary without the bars of these names."""
     rows = plan_bars(plan)
-    text = summary(plan, drawn=[bar.name for bar in rows])
+    text = summary([bar.name for bar in rows])
     # A line too long for the picture continues below its text, as on a terminal.
     lines = [
         (line, 2 if line.startswith("!") or line[:1].isdigit() else 12) for line in text.split("\n")

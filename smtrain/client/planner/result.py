@@ -113,7 +113,7 @@ class Plan:
         """Bars of memory, step and cost above the rest of the summary, for a notebook."""
         from smtrain.client.planner.picture import card
 
-        return card(self)
+        return card(self, lambda drawn: summary(self, drawn))
 
 
 def summary(plan: Plan, drawn: Collection[str] = ()) -> str:
