@@ -150,7 +150,7 @@ def _client(service: str, variables: Mapping[str, str]) -> Any:
     """A client of the control plane with these variables."""
     import boto3
 
-    session = boto3.Session(
+    session: Any = boto3.Session(
         variables["AWS_ACCESS_KEY_ID"],
         variables["AWS_SECRET_ACCESS_KEY"],
         variables.get("AWS_SESSION_TOKEN"),
