@@ -18,7 +18,8 @@ from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_
 from smtrain.client.backends.sagemaker.s3 import has_content, list_prefix, send
 from smtrain.client.config.checks.local_data import local_data_faults
 from smtrain.client.config.checks.weights import gated_faults, shape_faults
-from smtrain.client.jobs.parents import parent_on
+from smtrain.client.jobs.jumpstart import JumpStartModel, model_on
+from smtrain.client.jobs.parents import Parent, parent_on
 from smtrain.core.aws_errors import FULL
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import other_inputs
@@ -28,7 +29,7 @@ from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import files_below, read_object
 from smtrain.core.model.hf_folder import is_checkpoint_file
-from smtrain.core.protocol.uris import HUBS, RUN, is_mounted, split_uri
+from smtrain.core.protocol.uris import HUBS, JUMPSTART, RUN, is_mounted, split_uri
 from smtrain.core.spinner import spinner
 from smtrain.core.text import Say
 from smtrain.plane.hosts import note
@@ -153,7 +154,7 @@ def resolve(config: JobConfig, target: Backend) -> ResolvedInputs:
         uploads[upload.uri] = upload
         return upload.uri
 
-    parent = parent_on(config.model.path, target) if config.model.path.startswith(RUN) else None
+    parent = _parent(config.model.path, target)
     model_path = parent.uri if parent else _materialise_path(config.model.path)
     model_config = parent.model_config if parent else None
     if isinstance(model_path, Path):
@@ -198,6 +199,13 @@ def resolve(config: JobConfig, target: Backend) -> ResolvedInputs:
         }
     )
     return ResolvedInputs(resolved_config, tuple(uploads.values()), model_config)
+
+
+def _parent(path: str, target: Backend) -> Parent | JumpStartModel | None:
+    """The run or the JumpStart model of a path; None for any other model."""
+    if path.startswith(JUMPSTART):
+        return model_on(path, sagemaker(target))
+    return parent_on(path, target) if path.startswith(RUN) else None
 
 
 def _place_path(section: Any, key: str, place: Callable[[str | None, str], str | None]) -> Any:

@@ -20,7 +20,7 @@ from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.facts.sagemaker import TRAINING
 from smtrain.core.protocol.requests import groups_of
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import JUMPSTART_BUCKET, split_uri
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
 from smtrain.stages.base import run_uri
@@ -158,7 +158,13 @@ class Copies:
             return cls(target, target, {}, {})
         source, root = sagemaker(chain.home.target), str(chain.config.output.s3_uri)
         bucket = split_uri(root)[0]
-        uris = [uri for uri in _channels(plan.request) if split_uri(uri)[0] != bucket]
+        uris = [
+            uri
+            for uri in _channels(plan.request)
+            if split_uri(uri)[0] != bucket
+            # JumpStart has the same models in every region.
+            and not split_uri(uri)[0].startswith(JUMPSTART_BUCKET)
+        ]
         places = {uri: f"{root}/{COPIES}/{uri.removeprefix('s3://')}" for uri in uris}
         sizes = {uri: sum(item["Size"] for item in list_prefix(source, uri)) for uri in uris}
         uploads = [upload.uri for upload in plan.uploads]

@@ -23,10 +23,12 @@ from smtrain.core.model.extension import positions_after, remarks_of
 from smtrain.core.model.hf_config import positions_named
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.protocol.uris import RUN
+from smtrain.core.protocol.uris import JUMPSTART, JUMPSTART_MODEL, RUN
 from smtrain.core.suggest import hint
+from smtrain.core.targets import TARGETS
 
 if TYPE_CHECKING:
+    from smtrain.client.jobs.jumpstart import JumpStartModel
     from smtrain.client.jobs.parents import Parent
 
 # Recomputations that an engine supports, and whether its backward pass gathers again.
@@ -157,11 +159,13 @@ def shape_of(config: JobConfig) -> ModelShape:
     return shape
 
 
-def parent_of(config: JobConfig) -> Parent | None:
-    """The run that a config starts from; None if it starts from no run.
+def parent_of(config: JobConfig) -> Parent | JumpStartModel | None:
+    """The run or the JumpStart model that a config starts from; None for any other model.
 
     Raises `ConfigError` if it is not known.
     """
+    if config.model.path.startswith(JUMPSTART):
+        return _jumpstart_model(config)
     if not config.model.path.startswith(RUN):
         return None
     from smtrain.client.jobs.parents import (
@@ -173,6 +177,22 @@ def parent_of(config: JobConfig) -> Parent | None:
     except JobError as error:
         raise ConfigError(
             f"{error}; or give --model a folder that holds its config.json", code="model.not_found"
+        ) from None
+
+
+def _jumpstart_model(config: JobConfig) -> JumpStartModel | None:
+    """The JumpStart model of a config; None if its path is wrong, which the checks of it say."""
+    if not JUMPSTART_MODEL.fullmatch(config.model.path) or not TARGETS[config.target].sagemaker:
+        return None
+    from smtrain.client.jobs.jumpstart import planned_model
+
+    try:
+        return planned_model(config)
+    except JobError as error:
+        raise ConfigError(
+            f"model.path: {config.model.path} could not be looked up: {error}; or give --model a"
+            " folder that holds its config.json",
+            code="model.not_found",
         ) from None
 
 
@@ -225,7 +245,7 @@ def positions_of(config: JobConfig) -> int | None:
     """The longest sequence of a model by its local config.json, or as published; None if
     unknown.
     """
-    if config.model.path.startswith(RUN):
+    if config.model.path.startswith((RUN, JUMPSTART)):
         try:
             hf_config: Any = described_of(config)
         except ConfigError:  # reported by the checks of model.path

@@ -102,8 +102,9 @@ class Model(Section):
 
     path: str
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://...,
-    hf://organization/model@revision, modelscope://organization/model@revision, demo://smollm2,
-    demo://tiny-llama, or run://NAME for the model that the run NAME exported.
+    hf://organization/model@revision, modelscope://organization/model@revision,
+    jumpstart://MODEL_ID@VERSION of SageMaker JumpStart, demo://smollm2, demo://tiny-llama, or
+    run://NAME for the model that the run NAME exported.
     """
     weights: Annotated[str | None, ADDED_LATER] = None
     """Path of the weights, if not `path`: a folder or s3:// URI of any kind that `smtrain convert`

@@ -15,6 +15,13 @@ ModelScope.
 HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of a hub: the scheme, its id, and a revision."""
 
+JUMPSTART = "jumpstart://"
+"""Scheme of a model of SageMaker JumpStart."""
+JUMPSTART_MODEL = re.compile(r"jumpstart://([A-Za-z0-9][\w.-]*)(?:@([\w.*]+))?")
+"""Its model id and version."""
+JUMPSTART_BUCKET = "jumpstart-cache-prod-"
+"""JumpStart's public bucket of a region begins like this and ends with the region."""
+
 RUN = "run://"
 """Scheme of the model that an earlier run exported, by the run's name."""
 RUN_NAME = re.compile(r"run://([a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})")
@@ -47,6 +54,7 @@ _SCHEMES = (
     (re.compile(r"oss:/{0,2}(?=[^/])", re.I), "oss://"),
     (re.compile(r"(?:hf|huggingface):/{0,2}(?=[^/])", re.I), "hf://"),
     (re.compile(r"modelscope:/{0,2}(?=[^/])", re.I), "modelscope://"),
+    (re.compile(r"jumpstart:/{0,2}(?=[^/])", re.I), "jumpstart://"),
     (re.compile(r"demo:/{0,2}(?=[^/])", re.I), "demo://"),
     (re.compile(r"run:/{0,2}(?=[^/])", re.I), "run://"),
     (re.compile(r"file:/{1,3}(?=[^/])", re.I), "/"),

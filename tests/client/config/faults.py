@@ -1679,6 +1679,19 @@ MODEL = (
     ),
     case(
         "local",
+        {"model.path": "jumpstart://a b"},
+        "must look like jumpstart://MODEL_ID",
+        ("jumpstart://MODEL_ID@VERSION", {"model.path": "@/model"}),
+    ),
+    case(
+        "slurm",
+        {"model.path": "jumpstart://meta-textgeneration-llama-3-8b"},
+        "is in a bucket of AWS, which target slurm does not read",
+        ("give the same model of the hub", {"model.path": "hf://organization/model"}),
+        more=True,
+    ),
+    case(
+        "local",
         {"model.path": "run://a/b"},
         "must look like run://NAME",
         ("the name of an earlier run", {"model.path": "@/model"}),
@@ -2503,7 +2516,7 @@ PAI = (
     case(
         "pai",
         {"model.path": "s3://bucket/model"},
-        "is not a folder, oss://, hf://, modelscope://, demo:// or run://",
+        "is not a folder, oss://, hf://, modelscope://, jumpstart://, demo:// or run://",
     ),
     case(
         "pai",

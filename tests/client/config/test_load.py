@@ -148,8 +148,8 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         (
             {"model": {"path": "http://x/y"}},
             (
-                "model.path: http://x/y is not a folder, s3://, hf://, modelscope://, demo:// or"
-                " run://"
+                "model.path: http://x/y is not a folder, s3://, hf://, modelscope://, jumpstart://,"
+                " demo:// or run://"
             ),
         ),
     ],

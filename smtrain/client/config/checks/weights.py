@@ -42,6 +42,8 @@ from smtrain.core.protocol.uris import (
     A_URI,
     HUB,
     HUBS,
+    JUMPSTART,
+    JUMPSTART_MODEL,
     RUN,
     RUN_NAME,
     is_mounted,
@@ -53,7 +55,7 @@ from smtrain.core.suggest import near_path
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
 
-_SCHEMES = ("demo://", RUN, *HUBS)
+_SCHEMES = ("demo://", RUN, JUMPSTART, *HUBS)
 
 
 def _hubs(config: JobConfig) -> set[str]:
@@ -91,6 +93,24 @@ WEIGHTS = (
 )
 
 HUB_RULES = (
+    Rule(
+        "model.path",
+        lambda c: (
+            c.model.path.startswith(JUMPSTART) and not JUMPSTART_MODEL.fullmatch(c.model.path)
+        ),
+        lambda c: (
+            f"model.path: {c.model.path} must look like jumpstart://MODEL_ID or"
+            " jumpstart://MODEL_ID@VERSION"
+        ),
+    ),
+    Rule(
+        "model.path target",
+        lambda c: c.model.path.startswith(JUMPSTART) and not TARGETS[c.target].sagemaker,
+        lambda c: (
+            f"model.path: {c.model.path} is in a bucket of AWS, which target {c.target} does not"
+            " read; give the same model of the hub (hf://organization/model)"
+        ),
+    ),
     Rule(
         "model.path",
         lambda c: c.model.path.startswith(HUBS) and not HUB.fullmatch(c.model.path),
@@ -306,8 +326,8 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             yield (
                 {"model.path"},
                 (
-                    f"model.path: {path} is not a folder, {store}, hf://, modelscope://, demo:// or"
-                    " run://"
+                    f"model.path: {path} is not a folder, {store}, hf://, modelscope://, jumpstart://,"
+                    " demo:// or run://"
                 ),
             )
         elif archive := archive_fault(path):
