@@ -24,6 +24,9 @@ def check(
         options.StageOption | None,
         typer.Option(help="Check this stage only; default: all stages of the config."),
     ] = None,
+    prices: Annotated[
+        bool, typer.Option("--prices", help="Ask AWS for prices, and store them for plans.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Report every fault at once, each with its remedy; exit status 2 if there is one.
@@ -38,6 +41,7 @@ def check(
     report = look(
         config_options.config,
         stage=stage.value if stage else None,
+        prices=prices,
         target=config_options.target_name,
         set_=config_options.keys(),
         **asdict(services),

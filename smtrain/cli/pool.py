@@ -43,6 +43,35 @@ def list_pools(target: options.JobTarget = options.TargetOption.local) -> None:
 
 
 @app.command()
+def extend(
+    plan: Annotated[
+        str, typer.Argument(metavar="ARN", help="The training plan.", show_default=False)
+    ],
+    offer: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Buy this offer; default: list the offers."),
+    ] = None,
+    target: options.JobTarget = options.TargetOption.aws,
+) -> None:
+    """Extend a training plan: list the offers with their prices, or buy one.
+
+    $ smtrain pool extend arn:aws:sagemaker:us-east-2:111122223333:training-plan/week  # list the offers
+    """
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
+    from smtrain.client.launch import training_plans
+
+    backend = SageMakerBackend(target.value, plan.split(":")[3] if plan.count(":") > 4 else None)
+    if offer is not None:
+        extension = training_plans.extend(backend, plan, offer)
+        say(f"{plan} is extended by {extension.get('DurationHours', 0)} h")
+        return
+    offers = training_plans.extensions(backend, plan)
+    for one in offers:
+        say(str(one))
+    say("buy one with --offer ID" if offers else f"AWS has no offer to extend {plan}")
+
+
+@app.command()
 def release(
     job: Annotated[
         str | None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from smtrain.core.config.compute import KINDS_OF_PRICE, Compute
 from smtrain.core.config.error_messages import unknown_key
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.files import home_path
+from smtrain.core.files import home, home_path, write_atomically
 from smtrain.core.suggest import nearest
 from smtrain.core.targets import TARGETS
 
@@ -65,7 +66,7 @@ def price_given(compute: Compute) -> list[Price]:
 
 
 class Prices:
-    """The shipped prices, and the user's, which win.
+    """The shipped prices, those that AWS was asked for, and the user's; the last ones win.
 
     Raises `ConfigError` for a file in another format.
 
@@ -80,8 +81,10 @@ class Prices:
     ) -> None:
         shipped_table = table("prices")
         own_table = _read_own(Path(file)) if file else {}
+        of_aws = target is None or TARGETS[target].sagemaker
         self._rows = [
-            *(shipped_table["rows"] if target is None or TARGETS[target].sagemaker else ()),
+            *(shipped_table["rows"] if of_aws else ()),
+            *(_asked_rows() if of_aws else ()),
             *own_table.get("rows", []),
         ]
         self.assumptions: dict[str, float] = {
@@ -176,6 +179,34 @@ def _is_number(value: Any) -> bool:
 def _unknown_key(key: str, known_keys: Iterable[str]) -> str:
     names = list(known_keys)
     return unknown_key(nearest(key, names), names)
+
+
+def _asked_path() -> Path:
+    return home_path() / "prices-aws.toml"
+
+
+def _asked_rows() -> list[dict[str, Any]]:
+    """The rows that `store_prices` wrote; none before it did."""
+    file = _asked_path()
+    rows: list[dict[str, Any]] = _read_own(file).get("rows", []) if file.is_file() else []
+    return rows
+
+
+def store_prices(prices: Sequence[Price]) -> None:
+    """Store prices that AWS was asked for in $SMTRAIN_HOME/prices-aws.toml; each replaces the older
+    one of its type, kind and region.
+    """
+    rows = {
+        (row["type"], row["option"], row["region"]): row
+        for row in (*_asked_rows(), *({**asdict(price)} for price in prices))
+    }
+    # JSON's texts and numbers are TOML's too.
+    lines = [
+        "[[rows]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in row.items())
+        for row in rows.values()
+    ]
+    home()
+    write_atomically(_asked_path(), "\n".join(lines).encode())
 
 
 def own_prices() -> Path | None:

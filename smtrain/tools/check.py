@@ -12,6 +12,7 @@ from smtrain.client.config.load import Source
 from smtrain.client.findings import Report
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
+from smtrain.client.preflight.asked_prices import asked_prices
 from smtrain.client.preflight.checks import report_on, require_launchable
 from smtrain.client.preflight.context import Check
 from smtrain.core.config import Stage
@@ -37,6 +38,7 @@ def check(
     endpoint: str | None = None,
     group: str | None = None,
     pipeline: str | None = None,
+    prices: bool = False,
     target: TargetName | None = None,
     set_: Sequence[str] = (),
     **sections: Any,
@@ -55,6 +57,8 @@ def check(
         endpoint: Also check what an endpoint of this name needs on AWS.
         group: Also check what registering a version in this model package group needs.
         pipeline: Also check what a SageMaker pipeline of this name needs.
+        prices: Also ask AWS for the prices of the machines, and store them for plans in
+            $SMTRAIN_HOME/prices-aws.toml.
         target: `local`, `aws`, `slurm` or `pai-dlc`, instead of the config's `target`.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and
             `sections`.
@@ -81,7 +85,7 @@ def check(
         other_commands=other_commands,
         target=target,
         set_=set_,
-        extra_checks=RECORD_CHECKS,
+        extra_checks={**RECORD_CHECKS, **({"asked_prices": asked_prices} if prices else {})},
     )
 
 

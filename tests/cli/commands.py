@@ -257,6 +257,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "cluster post-install": Command(),
     "cluster clean": Command(wrong=("--older-than soon", "--older-than -1d")),
+    "pool extend": Command(
+        wrong=("",), asks_aws=("arn:aws:sagemaker:us-east-1:1:training-plan/x",)
+    ),
     "pool list": Command(of_job=("",), asks_aws=("",)),
     "pool release": Command(wrong=("", "job --all", "''"), asks_aws=("job",)),
     "local status": Command(),

@@ -40,6 +40,7 @@ SURFACE = {
     },
     "iam": {"policy"},
     "check": {
+        "--prices",
         "--stage",
         "--tune",
         "--endpoint",
@@ -258,7 +259,7 @@ SURFACE = {
     "doctor": {"--train", "--minutes", "--model", "--page", "--json", "--overwrite"},
     "config": {"schema", "show"},
     "cluster": {"network", "template", "post-install", "clean"},
-    "pool": {"list", "release"},
+    "pool": {"extend", "list", "release"},
     "local": {"status", "stop"},
 }
 

@@ -316,6 +316,7 @@ NO_FILES = {
     "cluster network",
     "cluster post-install",
     "cluster clean",
+    "pool extend",
     "pool list",
     "pool release",
     "local status",

@@ -224,6 +224,11 @@ def caller_statements(
                 "CheckToken", ("secretsmanager:DescribeSecret",), a.secret("", token).resources
             )
         )
+    prices = ["pricing:GetProducts", "sagemaker:SearchTrainingPlanOfferings"]
+    out.append(Statement("AskForPrices", tuple(prices), ("*",)))
+    if config.compute.training_plan:
+        plan = ("sagemaker:DescribeTrainingPlan", "sagemaker:ExtendTrainingPlan")
+        out.append(Statement("UseTrainingPlan", plan, (config.compute.training_plan,)))
     if config.notify.sns:
         rules = ("events:PutRule", "events:PutTargets", "events:TagResource")
         out.append(Statement("TellOfTheEnd", rules, (a.rule(config.name),)))

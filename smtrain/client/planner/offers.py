@@ -37,7 +37,7 @@ class Offer:
     region: str
     """Empty for a price that the user gave for every region."""
     kind: str
-    """on_demand, spot or reserved."""
+    """on_demand, spot, reserved or training_plan."""
     hours: float
     """Billed wall time of the train stage."""
     dollars: float
@@ -188,14 +188,14 @@ def is_region(name: str) -> bool:
 
 
 def chosen_offer(config: JobConfig, offers: Sequence[Offer]) -> int:
-    """The place of the cheapest offer that can be bought now; a reserved price needs a commitment,
-    which the config has if its compute.price says so.
+    """The place of the cheapest offer that needs no commitment of years (reserved) and no purchase
+    beforehand (training_plan), unless compute.price says that the config has it.
     """
     return next(
         (
             number
             for number, offer in enumerate(offers)
-            if offer.kind != "reserved" or config.compute.price == "reserved"
+            if offer.kind in ("on_demand", "spot", config.compute.price)
         ),
         0,
     )
@@ -234,8 +234,10 @@ def table_lines(offers: Sequence[Offer], chosen: int) -> list[str]:
         lines.append(f"and {len(offers) - _ROWS} dearer ones (--json has all)")
     settings = " ".join(f"--set {setting}" for setting in offers[chosen].settings)
     lines.append(f"take {chosen + 1} with {settings}")
-    if any(offer.kind == "reserved" for offer in offers[:chosen]):
-        lines.append("reserved prices are for machines that you have committed to for years")
+    if any(offer.kind not in ("on_demand", "spot") for offer in offers[:chosen]):
+        lines.append(
+            "reserved prices need a commitment for years, those of training plans a purchase before"
+        )
     return lines + _overlap(offers[chosen:])
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator
 from smtrain.core.config.section import Section
 from smtrain.core.config.units import Seconds
 
-KINDS_OF_PRICE = ("on_demand", "spot", "reserved")
+KINDS_OF_PRICE = ("on_demand", "spot", "reserved", "training_plan")
 
 
 class Compute(Section):
@@ -95,9 +95,9 @@ class Compute(Section):
     pool_wait: Seconds = 0
     """Wait this long for a warm pool that a matching job still uses; 0: start on other machines."""
     price: str | float | None = None
-    """Price of the train stage's machines in plans: on_demand, spot or reserved, or dollars for an
-    hour of one, such as that of a savings plan or a training plan; default: spot with compute.spot,
-    else on_demand.
+    """Price of the train stage's machines in plans: on_demand, spot, reserved or training_plan
+    (whose price `smtrain check --prices` asks for), or dollars for an hour of one, such as that of
+    a savings plan; default: spot with compute.spot, else on_demand.
     """
     price_limit: float | None = Field(None, ge=0)
     """Dollars: a run on AWS whose plan costs more asks before it starts; default: it never asks."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.core.errors import LocalError
 from smtrain.plane.files import remove
-from smtrain.plane.server import pools
+from smtrain.plane.server import model_packages, pools
 from smtrain.plane.server.attempt import FAULT, SPOT, Attempt, End
 from smtrain.plane.server.capacity import NO_CAPACITY
 from smtrain.plane.server.channels import InputError
@@ -153,7 +153,12 @@ class JobRun(threading.Thread):
                         end.reason or self.executor.fault_of(error, "Artifact upload failed: "),
                     )
             self._try(lambda: self._keep_warm(end))  # a pool without its cache is a new machine
+        if end.status == "Completed":
+            self._try(self._register)
         self.job.finish(*end)
+
+    def _register(self) -> None:
+        self.job.state["model_package"] = model_packages.register(self.job)
 
     def _keep_warm(self, end: End) -> None:
         """Leave a warm pool if the job's machines were up, unless the platform failed."""

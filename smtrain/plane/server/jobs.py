@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 import threading
@@ -72,6 +73,7 @@ class JobRecord:
             "failure_reason": None,
             "metrics": {},
             "given_up": [],
+            "model_package": None,
         }
         self.state: dict[str, Any] = {**fresh, **(state or {})}  # a damaged record may lack fields
         self.unsaved = False
@@ -259,6 +261,12 @@ class JobRecord:
                 if math.isfinite(value)  # a damaged record may hold NaN
             ],
         )
+        if "MlflowConfig" in self.request:
+            # No MLflow is behind them: the IDs only have AWS's form.
+            run = hashlib.sha256(self.arn.encode()).hexdigest()
+            view["MlflowDetails"] = {"MlflowExperimentId": "1", "MlflowRunId": run[:32]}
+        if state["model_package"]:
+            view["OutputModelPackageArn"] = state["model_package"]
         if state["failure_reason"]:
             view["FailureReason"] = state["failure_reason"]
         if state["training_start"]:

@@ -16,8 +16,6 @@ PLANE_NAME = "smtrain's local control plane"
 # Parts of a request that need services that the control plane does not have.
 ABSENT = {
     "ServerlessJobConfig": "runs no serverless jobs",
-    "MlflowConfig": "has no MLflow",
-    "ModelPackageConfig": "has no model registry",
     "ExperimentConfig": "keeps no experiments",
     "DebugRuleConfigurations": "evaluates no debugger rules",
     "ProfilerRuleConfigurations": "evaluates no profiler rules",

@@ -16,7 +16,14 @@ from moto.sagemaker.models import sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 
 from smtrain.plane.client import ACCOUNT, REGION
-from smtrain.plane.server import disk_reserve, namespaces, pools, refusals, validation
+from smtrain.plane.server import (
+    disk_reserve,
+    model_packages,
+    namespaces,
+    pools,
+    refusals,
+    validation,
+)
 from smtrain.plane.server.containers import job as containers
 from smtrain.plane.server.executor import Executor, arn_of
 from smtrain.plane.server.jobs import JobRecord
@@ -33,7 +40,11 @@ class TrainingApi:
 
     def create_training_job(self, response: Any) -> ActionResult:
         request, executor = dict(response._get_params()), self.executor
-        fault = refusals.fault_of(request) or containers.fault_of(executor, request)
+        fault = (
+            refusals.fault_of(request)
+            or model_packages.fault_of(request, response.region)
+            or containers.fault_of(executor, request)
+        )
         if (
             not fault
             and request.get("EnableNetworkIsolation")

@@ -42,6 +42,8 @@ UNSEEN = {
     "s3:ListMultipartUploadParts": "only for files of more than one part",
     "s3:ListBucketMultipartUploads": "only for files of more than one part",
     "servicequotas:ListAWSDefaultServiceQuotas": "only for quotas without an applied value",
+    "pricing:GetProducts": "only `smtrain check --prices` asks for prices",
+    "sagemaker:SearchTrainingPlanOfferings": "only `smtrain check --prices` asks for prices",
     "servicequotas:ListServiceQuotas": "only if the control plane keeps quotas",
 }
 

@@ -407,7 +407,7 @@ def test_another_price_is_refused_in_one_sentence(price: object) -> None:
         smtrain.plan(given)
     (fault,) = caught.value.faults
     assert fault.startswith(
-        f"compute.price: got {price!r}; it is on_demand, spot, reserved, or dollars for an hour"
+        f"compute.price: got {price!r}; it is on_demand, spot, reserved, training_plan, or dollars"
     )
 
 

@@ -281,7 +281,7 @@ def test_a_model_package_is_of_the_export(plain: dict[str, Any], source: str | N
     assert made["ModelPackageConfig"] == wanted
     assert list(violations(made)) == []
     assert "ModelPackageConfig" not in body(plain, more)
-    assert "ModelPackageConfig cannot be honoured" in (fault_of(made) or "")
+    assert fault_of(made) is None
     if source is None:
         assert_golden("model package", made)
 

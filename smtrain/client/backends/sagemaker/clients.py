@@ -24,6 +24,9 @@ from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 # Developer Guide).
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
+PRICE_REGION = "us-east-1"
+"""A region with an endpoint of the Price List API, which has the prices of all regions."""
+
 if TYPE_CHECKING:
     import boto3
 
@@ -73,7 +76,8 @@ class Clients:
         try:
             session: Any = self.session  # boto3-stubs know no service by a plain string
             with pause_collector():
-                return session.client(service, config=retry_config(service))
+                region = {"region_name": PRICE_REGION} if service == "pricing" else {}
+                return session.client(service, config=retry_config(service), **region)
         except NoRegionError:
             raise ConfigError([NO_REGION], code="config.missing_key") from None
 
