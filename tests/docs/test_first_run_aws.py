@@ -70,7 +70,7 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     # AWS's image registry does not exist here: it is the only fault, and the role has all
     # permissions.
     assert [f.text.partition(" in ")[0] for f in report.faults] == [
-        "there is no repository pytorch-training-neuronx"
+        "there is no repository huggingface-pytorch-training"
     ]
     assert [f.text for f in report.warnings if "could not be checked" in f.text] == []
     assert [f.text for f in report if f.check == "permissions"] == [
@@ -79,7 +79,7 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     for stage in STAGES:
         sent = smtrain.request(config, stage=stage, target="aws")
         machine = sent["ResourceConfig"]["InstanceType"]
-        assert (machine == "ml.trn1.32xlarge") == (stage == "train"), (stage, machine)
+        assert (machine == "ml.g5.12xlarge") == (stage == "train"), (stage, machine)
         assert serves(sent["AlgorithmSpecification"]["TrainingImage"], "nxd")
         assert sent["RoleArn"].endswith(":role/smtrain-training")
 

@@ -127,7 +127,7 @@ def _hourly(plan: dict[str, Any], machines: int) -> float | None:
 
 
 def _dollars(product: dict[str, Any]) -> float | None:
-    """The highest on-demand price of a product that is not 0; None without one."""
+    """The highest on-demand price of a product above 0; None without one."""
     prices = [
         float(dimension["pricePerUnit"].get("USD", 0))
         for term in product["terms"].get("OnDemand", {}).values()
