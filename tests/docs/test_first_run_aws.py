@@ -20,7 +20,7 @@ import smtrain
 import smtrain.client.backends.sagemaker.calls
 from smtrain.client.iam import policies
 from smtrain.core.config import Stage
-from smtrain.core.facts.images import serves
+from smtrain.core.facts.image_fit import image_fault
 from smtrain.core.public_api import sentence
 from smtrain.plane.client import ensure_running
 from smtrain.worker.checkpoint.summary import verify
@@ -80,7 +80,8 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
         sent = smtrain.request(config, stage=stage, target="aws")
         machine = sent["ResourceConfig"]["InstanceType"]
         assert (machine == "ml.g5.12xlarge") == (stage == "train"), (stage, machine)
-        assert serves(sent["AlgorithmSpecification"]["TrainingImage"], "nxd")
+        image = sent["AlgorithmSpecification"]["TrainingImage"]
+        assert image_fault(image, "native", "ml.g5.12xlarge") is None
         assert sent["RoleArn"].endswith(":role/smtrain-training")
 
 
