@@ -15,6 +15,10 @@ app = options.app("""Warm pools: machines that AWS keeps, and bills, for the nex
     """)
 
 
+_AWS = options.TargetOption("aws")
+"""Only AWS has training plans."""
+
+
 @app.command("list")
 def list_pools(target: options.JobTarget = options.TargetOption.local) -> None:
     """List warm pools that a job could reuse: what each costs, and until when it is kept.
@@ -51,7 +55,7 @@ def extend(
         str | None,
         typer.Option(metavar="ID", help="Buy this offer; default: list the offers."),
     ] = None,
-    target: options.JobTarget = options.TargetOption.aws,
+    target: options.JobTarget = _AWS,
 ) -> None:
     """Extend a training plan: list the offers with their prices, or buy one.
 

@@ -123,7 +123,8 @@ def _hourly(plan: dict[str, Any], machines: int) -> float | None:
     hours = plan.get("DurationHours", 0) + plan.get("DurationMinutes", 0) / 60
     if plan.get("CurrencyCode", "USD") != "USD" or not plan.get("UpfrontFee") or not hours:
         return None
-    return float(plan["UpfrontFee"]) / hours / machines
+    hourly: float = float(plan["UpfrontFee"]) / hours / machines
+    return hourly
 
 
 def _dollars(product: dict[str, Any]) -> float | None:

@@ -21,7 +21,7 @@ MODEL = "meta-textgeneration-tiny-llama"
 EULA = "fmhMetadata/eula/tinyEula.txt"
 
 
-def header(model_id: str, version: str) -> dict[str, str]:
+def header(model_id: str, version: str) -> dict[str, Any]:
     """A row of models_manifest.json."""
     spec_key = f"community_models_specs/{model_id}/specs_v{version}.json"
     return {
@@ -44,7 +44,7 @@ def bucket(local_home: Path, model_folder: Path) -> SageMakerBackend:
         place.s3.put_object(Bucket=BUCKET, Key=key, Body=body)
 
     folder = f"meta-textgeneration/{MODEL}/artifacts/inference-prepack/"
-    specs = {
+    specs: dict[tuple[str, str], dict[str, Any]] = {
         (MODEL, "1.0.0"): {"hosting_prepacked_artifact_key": f"{folder}v1.0.0/"},
         (MODEL, "1.10.0"): {
             "hosting_prepacked_artifact_key": f"{folder}v1.1.0/",
