@@ -70,8 +70,8 @@ def extend(
         say(f"{plan} is extended by {extension.get('DurationHours', 0)} h")
         return
     offers = training_plans.extensions(backend, plan)
-    for one in offers:
-        say(str(one))
+    for offering in offers:
+        say(str(offering))
     say("buy one with --offer ID" if offers else f"AWS has no offer to extend {plan}")
 
 

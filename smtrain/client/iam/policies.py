@@ -420,8 +420,8 @@ def _add_region(
         Statement("ReadCopies", ("s3:GetObject",), (a.objects(f"{away_root}/"),)),
     ]
     for name, statements in (("caller", caller), ("role", role)):
-        known = answers[name]["Statement"]
+        home_statements = answers[name]["Statement"]
         for statement in statements:
             plain = statement.to_dict()
-            if not any({**plain, "Sid": entry["Sid"]} == entry for entry in known):
-                known.append({**plain, "Sid": f"{plain['Sid']}{suffix}"})
+            if not any({**plain, "Sid": entry["Sid"]} == entry for entry in home_statements):
+                home_statements.append({**plain, "Sid": f"{plain['Sid']}{suffix}"})

@@ -38,9 +38,11 @@ def with_preferences(
     first: dict[str, Any] = {"InstanceType": resources["InstanceType"]}
     if compute.training_plan:
         first["TrainingPlanArns"] = [compute.training_plan]
-    others = [{"InstanceType": variant["ResourceConfig"]["InstanceType"]} for variant in variants]
-    rest = {key: value for key, value in resources.items() if key not in _OF_TYPE}
-    return {**request, "ResourceConfig": {**rest, "InstancePreferences": [first, *others]}}
+    fallbacks = [
+        {"InstanceType": variant["ResourceConfig"]["InstanceType"]} for variant in variants
+    ]
+    settings = {key: value for key, value in resources.items() if key not in _OF_TYPE}
+    return {**request, "ResourceConfig": {**settings, "InstancePreferences": [first, *fallbacks]}}
 
 
 _OF_TYPE = ("InstanceType", "TrainingPlanArn")
@@ -48,8 +50,8 @@ _OF_TYPE = ("InstanceType", "TrainingPlanArn")
 
 def _without_type(request: Mapping[str, Any]) -> dict[str, Any]:
     resources = request["ResourceConfig"]
-    rest = {key: value for key, value in resources.items() if key not in _OF_TYPE}
-    return {**request, "ResourceConfig": rest}
+    settings = {key: value for key, value in resources.items() if key not in _OF_TYPE}
+    return {**request, "ResourceConfig": settings}
 
 
 @cache

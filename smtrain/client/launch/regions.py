@@ -72,7 +72,7 @@ class Way:
     chain: Chain
     plan: StagePlan
     copies: Copies
-    before: set[tuple[str, str]] | None = None
+    earlier_keys: set[tuple[str, str]] | None = None
     """Objects that were there before the launch wrote any; None until it does."""
 
     @classmethod
@@ -86,13 +86,15 @@ class Way:
 
     def leave(self, reason: str, say: Say) -> None:
         """Delete what this launch wrote in a region that did not take the job."""
-        removed = (
-            self.copies.remove(self.before) if self.chain.home and self.before is not None else 0
+        removed_count = (
+            self.copies.remove(self.earlier_keys)
+            if self.chain.home and self.earlier_keys is not None
+            else 0
         )
-        self.before = None
+        self.earlier_keys = None
         say(
             f"{self.region}: {reason}"
-            + (f"; {removed} objects were removed again" if removed else "")
+            + (f"; {removed_count} objects were removed again" if removed_count else "")
         )
 
 
@@ -101,9 +103,9 @@ def ways_by_dollars(chain: Chain, stage: Stage, say: Say) -> list[Way]:
     that region only. Says the order and its prices.
     """
     ways = [Way.of(way, way.plan(stage)) for way in chains(chain)]
-    if there := [way for way in ways if _has_checkpoints(way.chain)]:
-        say(f"the run has checkpoints in {there[0].region}, so it resumes there")
-        return there[:1]
+    if resumable := [way for way in ways if _has_checkpoints(way.chain)]:
+        say(f"the run has checkpoints in {resumable[0].region}, so it resumes there")
+        return resumable[:1]
     hours = _hours(chain.given)
     # Python's sort is stable: of equal ones the config's order counts.
     ways.sort(key=lambda way: _dollars(way.chain, hours) + way.copies.dollars)
@@ -147,7 +149,7 @@ class Copies:
     """Prefix here by prefix there."""
     sizes: Mapping[str, int]
     """Bytes by prefix there."""
-    written: tuple[str, ...] = ()
+    written_uris: tuple[str, ...] = ()
     """Prefixes that a launch in this region writes."""
 
     @classmethod
@@ -197,12 +199,12 @@ class Copies:
             f" {self.target.region_name()}, about ${self.dollars:,.2f} for the transfer"
         )
         for uri, place in self.places.items():
-            known = {item["Key"]: item["Size"] for item in self._listing(place)}
+            known_sizes = {item["Key"]: item["Size"] for item in self._listing(place)}
             bucket, prefix = split_uri(uri)
             own_bucket, own_prefix = split_uri(place)
             for item in list_prefix(self.source, uri):
                 key = own_prefix + item["Key"].removeprefix(prefix)
-                if known.get(key) == item["Size"]:
+                if known_sizes.get(key) == item["Size"]:
                     continue
                 try:
                     self.target.s3.copy(
@@ -223,12 +225,14 @@ class Copies:
     def keys(self) -> set[tuple[str, str]]:
         """(bucket, key) of every object below the prefixes that a launch writes."""
         return {
-            (split_uri(uri)[0], item["Key"]) for uri in self.written for item in self._listing(uri)
+            (split_uri(uri)[0], item["Key"])
+            for uri in self.written_uris
+            for item in self._listing(uri)
         }
 
-    def remove(self, before: set[tuple[str, str]]) -> int:
-        """Delete the objects that were not there `before`; returns their number."""
-        new = sorted(self.keys() - before)
+    def remove(self, earlier_keys: set[tuple[str, str]]) -> int:
+        """Delete the objects that were not there before (`earlier_keys`); returns their number."""
+        new = sorted(self.keys() - earlier_keys)
         for bucket, key in new:
             self.target.s3.delete_object(Bucket=bucket, Key=key, **owner(self.target, bucket))
         return len(new)
@@ -256,8 +260,8 @@ def _with_uri(channel: dict[str, Any], places: Mapping[str, str]) -> dict[str, A
     source = channel["DataSource"].get("S3DataSource")
     if not source or source["S3Uri"] not in places:
         return channel
-    moved = {**source, "S3Uri": places[source["S3Uri"]]}
-    return {**channel, "DataSource": {"S3DataSource": moved}}
+    moved_source = {**source, "S3Uri": places[source["S3Uri"]]}
+    return {**channel, "DataSource": {"S3DataSource": moved_source}}
 
 
 def _has_checkpoints(chain: Chain) -> bool:
@@ -294,7 +298,7 @@ def _dollars(chain: Chain, hours: float | None) -> float:
 def _describe(way: Way, hours: float | None) -> str:
     hourly = _hourly(way.chain)
     machines = "no price is known" if hourly is None else f"{hourly:.2f} $/h a machine"
-    whole = (
+    training = (
         f", ${_dollars(way.chain, hours):,.2f} for training"
         if hourly is not None and hours is not None
         else ""
@@ -304,7 +308,7 @@ def _describe(way: Way, hours: float | None) -> str:
         if way.copies.places
         else ""
     )
-    return f"{way.region}: {machines}{whole}{transfer}"
+    return f"{way.region}: {machines}{training}{transfer}"
 
 
 def _region(chain: Chain) -> str:

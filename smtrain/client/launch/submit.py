@@ -74,8 +74,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             if tries_regions and (fault := regions.quota_fault(way.chain, way.plan)):
                 way.leave(fault, say)
                 continue
-            if way.before is None:
-                way.before = way.copies.keys()
+            if way.earlier_keys is None:
+                way.earlier_keys = way.copies.keys()
                 upload(way.chain, way.plan, say)
                 way.copies.make(say)
             patience = patience or capacity_backoff(compute.capacity_wait, chain.target.pace)

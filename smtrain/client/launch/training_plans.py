@@ -52,12 +52,12 @@ def extensions(target: SageMakerBackend, plan: str) -> list[Extension]:
 def extend(target: SageMakerBackend, plan: str, offer: str) -> dict[str, Any]:
     """Buy an offer; the answer is the newest extension of the plan. Raises `JobError`."""
     answer = _call(target, "extend_training_plan", plan, TrainingPlanExtensionOfferingId=offer)
-    own = [
+    bought_extensions = [
         row
         for row in answer["TrainingPlanExtensions"]
         if row["TrainingPlanExtensionOfferingId"] == offer
     ]
-    return dict(own[-1]) if own else {}
+    return dict(bought_extensions[-1]) if bought_extensions else {}
 
 
 def _call(target: SageMakerBackend, operation: str, plan: str, **arguments: Any) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def types_for_sale(config: JobConfig, prices: Prices) -> tuple[list[str], list[s
             config.compute.image and image_fault(config.compute.image, config.train.engine, type_)
         )
     ]
-    priced = {price.type for price in prices.rows}
-    return [t for t in types if t in priced], [t for t in types if t not in priced]
+    priced_types = {price.type for price in prices.rows}
+    return [t for t in types if t in priced_types], [t for t in types if t not in priced_types]
 
 
 def numbers_of(types: Iterable[str], config: JobConfig) -> list[tuple[str, int]]:
@@ -104,8 +104,8 @@ def rank_offers(
     """The cheapest number of machines of each type, region and kind of price, cheapest first."""
     fastest: dict[Machine, Candidate] = {}
     for candidate in candidates:
-        known = fastest.get(candidate.machine)
-        if known is None or candidate.step_s < known.step_s:
+        fastest_known = fastest.get(candidate.machine)
+        if fastest_known is None or candidate.step_s < fastest_known.step_s:
             fastest[candidate.machine] = candidate
     best: dict[tuple[str, str, str], Offer] = {}
     for candidate in fastest.values():

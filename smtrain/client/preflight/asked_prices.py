@@ -48,9 +48,11 @@ def _finding(rows: list[Price], words: str) -> Finding:
         return Finding(
             "asked_prices", "warning", f"AWS lists no prices {words}", "give them with --prices"
         )
-    shown = "; ".join(f"{row.dollars_per_hour:.2f} $/h {row.type}" for row in rows[:3])
-    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    return Finding("asked_prices", "ok", f"prices {words} are stored for plans: {shown}{more}")
+    examples = "; ".join(f"{row.dollars_per_hour:.2f} $/h {row.type}" for row in rows[:3])
+    further = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+    return Finding(
+        "asked_prices", "ok", f"prices {words} are stored for plans: {examples}{further}"
+    )
 
 
 def on_demand(context: Context, region: str) -> list[Price]:
@@ -74,8 +76,8 @@ def on_demand(context: Context, region: str) -> list[Price]:
         type_, dollars = product["product"]["attributes"].get("instanceName"), _dollars(product)
         if type_ and dollars:
             rows[type_] = _price(type_, "on_demand", region, dollars, LIST)
-    wanted = {kind for request in context.requests.values() for kind, _ in groups_of(request)}
-    return sorted(rows.values(), key=lambda row: (row.type not in wanted, row.type))
+    run_types = {kind for request in context.requests.values() for kind, _ in groups_of(request)}
+    return sorted(rows.values(), key=lambda row: (row.type not in run_types, row.type))
 
 
 def training_plans(context: Context) -> list[Price]:
@@ -113,8 +115,8 @@ def training_plans(context: Context) -> list[Price]:
                 raise
             continue
         offers = [_hourly(offer, count) for offer in answer["TrainingPlanOfferings"]]
-        if priced := [hourly for hourly in offers if hourly]:
-            rows.append(_price(type_, "training_plan", region, min(priced), PLANS))
+        if prices := [hourly for hourly in offers if hourly]:
+            rows.append(_price(type_, "training_plan", region, min(prices), PLANS))
     return rows
 
 

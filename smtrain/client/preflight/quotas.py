@@ -28,7 +28,7 @@ class QuotaNeed:
     """
     spare: bool = False
     """True for a fallback type, which may never be requested."""
-    elsewhere: bool = False
+    has_other_regions: bool = False
     """True if the job may run in another region (compute.fallback_regions)."""
 
 
@@ -57,7 +57,7 @@ def quotas(context: Context) -> Iterator[Finding]:
         else:
             yield Finding(
                 "quotas",
-                "warning" if need.spare or need.elsewhere else "fault",
+                "warning" if need.spare or need.has_other_regions else "fault",
                 f"{need.name!r} is {value:,.10g}, and this takes {need.amount:,}",
                 f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: "
                 f"{sagemaker.quota_command(code, need.amount, region)}",
@@ -83,7 +83,7 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
             (sagemaker.SPOT if spot else sagemaker.TRAINING).format(type=type_),
             count,
             key,
-            elsewhere=train and bool(compute.fallback_regions),
+            has_other_regions=train and bool(compute.fallback_regions),
         )
         if train:
             for fallback_type in compute.fallback_instance_types:

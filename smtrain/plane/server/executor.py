@@ -103,10 +103,10 @@ class Executor:
             pools.sweep(self.jobs.values())
             pool = None if life else pools.find_matching(request, self.jobs.values())
             if life is None:
-                others = [
+                region_jobs = [
                     job for job in self.jobs.values() if job is not pool and job.region == region
                 ]
-                self.quotas.check(request, others, region)
+                self.quotas.check(request, region_jobs, region)
             self._save_late()
             disk_reserve.probe(self.state)
             job = JobRecord(request, arn_of(name, region), self.folder / name)

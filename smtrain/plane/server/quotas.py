@@ -85,8 +85,8 @@ class Quotas:
         """
         jobs = list(jobs)
         hosts = hosts_of(request)
-        if len(hosts) > (most := self.value(PER_JOB, region)):
-            raise LimitExceededError(PER_JOB, most, 0, len(hosts))
+        if len(hosts) > (limit := self.value(PER_JOB, region)):
+            raise LimitExceededError(PER_JOB, limit, 0, len(hosts))
         spot = bool(request.get("EnableManagedSpotTraining"))
         uses = [SPOT if spot else TRAINING]
         if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
