@@ -5,6 +5,8 @@ JSON.
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from smtrain.core.errors import DataError
 from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.tokenizer import load_tokenizer
 from tests.worker.data.chats import tokenizer, write
@@ -91,6 +94,54 @@ def test_a_table_writes_no_nulls_that_its_rows_do_not_have(
         writer.write_table(table)
     for name in ("a.parquet", "a.arrow"):
         assert texts(tmp_path / name, tmp_path / f"of {name}", model, objective) == lines
+
+
+OF_CALL = pa.struct({"name": pa.string(), "arguments": pa.map_(pa.string(), pa.string())})
+OF_MESSAGE = pa.struct(
+    {
+        "role": pa.string(),
+        "content": pa.string(),
+        "name": pa.string(),
+        "tool_calls": pa.list_(pa.struct({"function": OF_CALL})),
+    }
+)
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+def test_a_map_of_a_table_is_an_object(model: Path, tmp_path: Path, objective: str) -> None:
+    rows = [record("weather", {"city": "Rome", "days": "2"}), record("now", {})]
+    rows = [{**row, "tools": json.dumps(row["tools"])} for row in rows]
+    rows = as_pairs(rows) if objective == "dpo" else rows
+    columns = {
+        name: pa.array(
+            [row[name] for row in rows], pa.string() if name == "tools" else pa.list_(OF_MESSAGE)
+        )
+        for name in rows[0]
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    lines = texts(write(tmp_path / "a.jsonl", rows), tmp_path / "lines", model, objective)
+    assert texts(tmp_path / "a.parquet", tmp_path / "table", model, objective) == lines
+
+
+@pytest.mark.parametrize("place", ["arguments", "parameters", "chat_template_kwargs"])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(datetime(2026, 1, 2), "datetime"), (Decimal("1.5"), "Decimal"), (b"x", "bytes")],
+)
+def test_a_value_that_json_lacks_is_refused(
+    model: Path, tmp_path: Path, place: str, value: Any, kind: str
+) -> None:
+    """transformers writes it as "<datetime>", and the model would learn that."""
+    row = record("weather", {"city": "Rome"})
+    if place == "arguments":
+        row["messages"][1]["tool_calls"][0]["function"]["arguments"]["since"] = value
+    elif place == "parameters":
+        row["tools"][0]["function"]["parameters"]["properties"]["city"]["default"] = value
+    else:
+        row[place] = {"since": value}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=f"a value of type {kind}, which JSON does not have"):
+        texts(tmp_path / "a.parquet", tmp_path / "out", model, "sft")
 
 
 def twice(value: Any) -> str:

@@ -174,12 +174,10 @@ def read_records(block: Block) -> Records:
             for records.lines in range(1, len(batch) + 1):
                 try:
                     row = batch.slice(records.lines - 1, 1).to_pylist()[0]
-                    records.rows.append(
-                        (
-                            records.lines,
-                            {name: _without_nulls(value) for name, value in row.items()},
-                        )
-                    )
+                    cells = {
+                        field.name: _cell(row[field.name], field.type) for field in batch.schema
+                    }
+                    records.rows.append((records.lines, cells))
                 except UnicodeDecodeError:
                     records.bad.append(
                         BadLine(block.file.name, records.lines, "bytes that are not UTF-8")
@@ -196,12 +194,20 @@ def read_records(block: Block) -> Records:
     return records
 
 
-def _without_nulls(value: Any) -> Any:
-    """A cell of a table without the keys that are null in its objects.
+def _cell(value: Any, kind: pa.DataType) -> Any:
+    """A cell of a table, as pyarrow gives it, in the form of JSON: maps as objects, and objects
+    without the keys that are null.
 
     All objects of a column have the keys of all rows, so a null is most often a key that the record
     did not have: an argument of another function, for example, which a chat template would write.
     """
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_map(kind):
+        return None if value is None else {key: _cell(item, kind.item_type) for key, item in value}
     if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        fields = ((kind.field(i).name, kind.field(i).type) for i in range(kind.num_fields))
+        return {name: _cell(value[name], of) for name, of in fields if value[name] is not None}
+    if isinstance(value, list):
+        return [_cell(item, kind.value_type) for item in value]
+    return value

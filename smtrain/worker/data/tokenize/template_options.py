@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from smtrain.core.model.chat_options import RESERVED_NAMES
-from smtrain.worker.data.tokenize.turns import RecordFault, read_json
+from smtrain.worker.data.tokenize.turns import RecordFault, read_json, refuse_no_json
 
 KWARGS = "chat_template_kwargs"
 OPTIONS: dict[str, type | tuple[type, ...]] = {
@@ -42,6 +42,7 @@ def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     values = read_json(row.get(KWARGS), repr(KWARGS)) or {}
     if not isinstance(values, dict) or RESERVED_NAMES & values.keys():
         raise RecordFault(f"{KWARGS!r} is no object of values for the chat template")
+    refuse_no_json([*values.values(), *(value for _, value in options.values())], repr(KWARGS))
     # A row of a table has the names of all rows, with null.
     return options | {
         name: (f"{KWARGS}.{name}", value) for name, value in values.items() if value is not None

@@ -113,6 +113,8 @@ def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, An
             )
     left_out = (role_key, content_key, *_SWITCHES, *_REFUSED_FIELDS, "function_call")
     other_fields = {k: v for k, v in turn.items() if k not in left_out and v is not None}
+    for field, value in other_fields.items():
+        refuse_no_json(value, f"turn {number}: {field}")
     content = _content(turn.get(content_key))
     if isinstance(name, str) and name.lower() == "function_call":
         other_fields["tool_calls"], content = (
@@ -235,6 +237,7 @@ def read_tools(value: Any, name: str) -> list[Any] | None:
     ]
     if not all(isinstance(tool, dict) for tool in tool_list):
         raise RecordFault(f"{name!r} is not a list of objects")
+    refuse_no_json(tool_list, repr(name))
     tools = [
         {"type": "function", "function": t} if "name" in t and "function" not in t else t
         for t in tool_list
@@ -250,6 +253,21 @@ def read_json(value: Any, label: str) -> Any:
         return parse_json(value) if value.strip() else None
     except ValueError:
         raise RecordFault(f"{label} is text and not JSON") from None
+
+
+def refuse_no_json(value: Any, label: str) -> None:
+    """Refuse times, decimals and bytes of tables, of which a template would write the type's name.
+
+    Raises RecordFault.
+    """
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            refuse_no_json(inner, label)
+    elif not isinstance(value, (str, int, float, type(None))):
+        raise RecordFault(
+            f"{label} has a value of type {type(value).__name__}, which JSON does not have; save it"
+            " as text"
+        )
 
 
 def _content(value: Any) -> str | None:
