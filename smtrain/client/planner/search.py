@@ -80,7 +80,7 @@ def fastest_first(
     `speed_up` of their machine.
 
     Machines are searched lazily, in the order of a lower bound of their steps: a caller who wants
-    the first few candidates does not wait for machines that are far too slow.
+    the first few candidates does not wait for far slower machines.
     """
     queue: list[tuple[float, int]] = []
     searches: list[tuple[MachineSearch, Machine, float]] = []

@@ -235,7 +235,9 @@ class Evaluation:
     pairs: PairMetrics | None = None
     """None unless the batch holds pairs."""
     answer_loss: float = 0.0
-    """The part of `loss` averaged over the tokens of chosen answers (train.dpo.sft_weight)."""
+    """A part of `loss`: the weighted mean over the tokens of chosen answers
+    (train.dpo.sft_weight).
+    """
     answer_tokens: int = 0
     """The number of those tokens."""
 

@@ -105,7 +105,7 @@ def padded_plain(
     return aux, float(torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.grad_clip))
 
 
-def padded(
+def train_padded(
     rank: int, config: dict[str, Any], options: ParallelOptions
 ) -> tuple[float, float, RoutingMetrics]:
     """The auxiliary loss and the gradient's norm of a step on rows with padding, and its routing."""

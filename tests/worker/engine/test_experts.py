@@ -221,7 +221,7 @@ def test_padding_is_no_token_of_the_auxiliary_loss(
     size, by_layer = options.micro_batch_size, options.aux_by_layer
     wanted = solo.run(mixtures.padded_plain, config, size, by_layer)[0]
     *ours, routing = (solo if text.startswith("111") else four).run(
-        mixtures.padded, config, options
+        mixtures.train_padded, config, options
     )[0]
     assert ours == pytest.approx(wanted, rel=1e-5)
     assert 0 < routing.entropy <= 1

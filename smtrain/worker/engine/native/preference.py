@@ -109,7 +109,7 @@ class PreferenceLoss:
         return sums[0] / pairs + self.answer_loss(sums, tokens)
 
     def answer_loss(self, sums: Sequence[float], tokens: float) -> float:
-        """The part of the loss averaged over so many tokens of chosen answers."""
+        """A part of the loss: the weighted mean over so many tokens of chosen answers."""
         return self._options.sft_weight * sums[1] / tokens
 
     def metrics(self, sums: Sequence[float], pairs: float) -> PairMetrics:
