@@ -143,12 +143,10 @@ def prepare(
             spread = Spread(executor, max_crashed=config.data.max_crashed)
         prepare_options = PrepareOptions.of(config, append_eod=not no_eod, overwrite=overwrite)
         dataset = prepare_dataset(inputs, Path(output), Path(model), prepare_options, spread=spread)
+    from smtrain.core.protocol.prepared import size_words
     from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
 
-    say(
-        f"{output}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, {dataset.samples:,} samples"
-        f" of {keys.seq_len}"
-    )
+    say(f"{output}: {dataset.documents:,} documents, {size_words(vars(dataset))}")
     say(f"tokenized by {dataset.tokenized_by}")
     if dataset.validation:
         held_out = dataset.validation
@@ -368,16 +366,14 @@ def import_(
     require_name("SOURCE", source)
     require_name("--model", model)
     options.folder_of("OUT", output)
+    from smtrain.core.protocol.prepared import size_words
     from smtrain.worker.data.pack import exchange
     from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
 
     dataset = exchange.import_tokens(
         Path(source), Path(output), Path(options.model_folder(model)), seq_len, overwrite=overwrite
     )
-    say(
-        f"{output}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, {dataset.samples:,} samples"
-        f" of {seq_len}"
-    )
+    say(f"{output}: {dataset.documents:,} documents, {size_words(vars(dataset))}")
     for sentence in dataset.left_out:
         say(sentence)
     if dataset.unread:

@@ -36,7 +36,7 @@ from smtrain.core.model.remedies import (
 )
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
-from smtrain.core.protocol.prepared import manifest_damage
+from smtrain.core.protocol.prepared import manifest_damage, size_words
 from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
 from smtrain.core.text import with_article
 
@@ -226,11 +226,10 @@ def data(context: Context) -> Iterator[Finding]:
     for fault in faults:
         yield Finding("data", "fault", fault, remedy)
     if not faults:
-        samples, tokens = manifest.get("samples", 0), manifest.get("tokens", 0)
         yield Finding(
             "data",
             "ok",
-            f"{uri}: {tokens:,} tokens, {samples:,} samples of {manifest.get('seq_len')}",
+            f"{uri}: {size_words(manifest)}",
         )
 
 

@@ -70,6 +70,17 @@ def manifest_damage(fields: dict[str, Any]) -> str | None:
     return None
 
 
+def size_words(manifest: Mapping[str, Any]) -> str:
+    """The tokens of a prepared dataset, and its samples: windows of text, conversations or pairs.
+
+    Only windows have `seq_len` tokens each; several conversations or pairs share a row of so many.
+    """
+    forms = {"sft": "conversations for rows of", "dpo": "pairs for rows of"}
+    form = forms.get(manifest.get("objective", ""), "samples of")
+    tokens, samples = manifest.get("tokens", 0), manifest.get("samples", 0)
+    return f"{tokens:,} tokens, {samples:,} {form} {manifest.get('seq_len')}"
+
+
 def vocabulary_fault(
     manifest: Mapping[str, Any], vocabulary: int, same_tokenizer: bool | None
 ) -> str | None:
