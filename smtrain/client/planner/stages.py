@@ -67,8 +67,8 @@ def machine_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | 
 
 
 def volume_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | None = None) -> int:
-    """Disk of a stage's machines in GiB: the config's or, if it names none, at least what the stage
-    writes.
+    """Disk of a stage's machines, as compute.volume_gb counts it: the config's or, if it names none,
+    at least what the stage writes.
     """
     compute = config.compute
     stage_need = need(config, stage, hf_config)
@@ -79,7 +79,10 @@ def volume_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | N
 
 
 def volume_needed(stage_need: StageNeed) -> float:
-    """GiB of disk that a stage takes, the image's share with it."""
+    """GB (1e9 bytes) of disk that a stage takes, the image's share with it.
+
+    compute.volume_gb is compared with it as GB, too; AWS counts a volume in GiB, so 7 % are spare.
+    """
     return (stage_need.disk / 1e9 + REST_GB) if stage_need.disk else 0.0
 
 

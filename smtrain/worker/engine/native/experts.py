@@ -312,8 +312,8 @@ class Mixture(nn.Module):
             out = swap(out, even, even, mesh.ep_group)
         if self._balance is not None:
             is_token = self._choices_of_tokens(order)
-            dropped = place >= room
-            self._balance.drop((dropped if is_token is None else dropped * is_token).sum())
+            is_dropped = place >= room
+            self._balance.drop((is_dropped if is_token is None else is_dropped * is_token).sum())
         row_of_choice = torch.empty_like(row).scatter_(0, order, row)
         return torch.cat([out, out.new_zeros(1, out.shape[1])])[row_of_choice]
 
@@ -329,8 +329,8 @@ class Mixture(nn.Module):
         is_token = self._choices_of_tokens(order)
         if is_token is None:
             return blocks.counts
-        before = F.pad(is_token.cumsum(0), (1, 0))
-        return before[blocks.ends] - before[blocks.ends - blocks.counts]
+        running_counts = F.pad(is_token.cumsum(0), (1, 0))
+        return running_counts[blocks.ends] - running_counts[blocks.ends - blocks.counts]
 
     def _compute_experts(
         self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
