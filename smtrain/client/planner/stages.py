@@ -79,7 +79,7 @@ def volume_for(config: JobConfig, stage: Stage, hf_config: Mapping[str, Any] | N
 
 
 def volume_needed(stage_need: StageNeed) -> float:
-    """GB (1e9 bytes) of disk that a stage takes, the image's share with it.
+    """Add up the GB (1e9 bytes) of disk that a stage takes, the image's share with it.
 
     compute.volume_gb is compared with it as GB, too; AWS counts a volume in GiB, so 7 % are spare.
     """

@@ -71,7 +71,8 @@ def manifest_damage(fields: dict[str, Any]) -> str | None:
 
 
 def size_words(manifest: Mapping[str, Any]) -> str:
-    """The tokens of a prepared dataset, and its samples: windows of text, conversations or pairs.
+    """Say how many tokens and samples a prepared dataset has: windows of text, conversations or
+    pairs.
 
     Only windows have `seq_len` tokens each; several conversations or pairs share a row of so many.
     """

@@ -195,8 +195,8 @@ def read_records(block: Block) -> Records:
 
 
 def _cell(value: Any, kind: pa.DataType) -> Any:
-    """A cell of a table, as pyarrow gives it, in the form of JSON: maps as objects, and objects
-    without null keys.
+    """Bring a cell of a table, as pyarrow gives it, into the form of JSON: maps become objects, and
+    objects lose null keys.
 
     All objects of a column have the keys of all rows, so a null is most often a key that the record
     did not have: an argument of another function, for example, which a chat template would write.
