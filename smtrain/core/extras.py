@@ -49,6 +49,7 @@ MODULES = {
     "s3": ("s3fs", "fsspec"),
     "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel", "ipywidgets"),
     "aws": ("sagemaker",),
+    "k8s": ("kubernetes",),
     "pai": ("alibabacloud_pai_dlc20201203", "oss2"),
 }
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-TargetName = Literal["local", "aws", "slurm", "pai-dlc"]
-"""The control plane of this machine, AWS, a Slurm cluster, Alibaba Cloud PAI-DLC."""
+TargetName = Literal["local", "aws", "slurm", "pai-dlc", "kubernetes"]
+"""The control plane of this machine, AWS, a Slurm cluster, Alibaba Cloud PAI-DLC, a
+Kubernetes cluster.
+"""
 
 
 GRACE = 120
@@ -134,6 +136,21 @@ TARGETS: dict[str, TargetRecord] = {
             images=True,
             secrets="keep it in a file of the image or of a mount that other users cannot read",
             unpriced="on PAI-DLC, whose prices are not known here",
+        ),
+        TargetRecord(
+            "kubernetes",
+            "a Kubernetes cluster",
+            "on Kubernetes",
+            "Kubernetes",
+            folder="kubernetes",
+            section="kubernetes",
+            arn="kubernetes:",
+            paths=True,
+            queues=True,
+            own_machines=True,
+            images=True,
+            secrets="keep it in a Secret of the cluster, and name that in kubernetes.env_secret",
+            unpriced="on a Kubernetes cluster",
         ),
     )
 }

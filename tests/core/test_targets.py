@@ -15,6 +15,7 @@ OWN = (
     "client/backends/sagemaker",
     "client/backends/slurm",
     "client/backends/pai",
+    "client/backends/kubernetes",
     "core/targets.py",
     "plane",
     "worker",

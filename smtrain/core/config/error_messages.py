@@ -18,6 +18,7 @@ from smtrain.core.suggest import nearest, variable_fault
 _LONGEST = 200
 
 _QUANTITY = "give a size with its unit, such as 512Gi"
+_NAME_OF_CLUSTER = "use small letters, digits and hyphens, as Kubernetes does"
 _ENDPOINT = "give a host, such as {}, without a path"
 # The meaning of a pattern in the schema, by the key or its last part.
 _PATTERNS = {
@@ -40,6 +41,21 @@ _PATTERNS = {
         f"pai.{of}.{name}": _QUANTITY
         for of in ("resources", "cpu_resources")
         for name in ("memory", "shared_memory")
+    },
+    "kubernetes.namespace": _NAME_OF_CLUSTER,
+    "kubernetes.storage": "give a bucket and a prefix, such as s3://my-bucket/smtrain",
+    "kubernetes.shared_memory": _QUANTITY,
+    "kubernetes.data.path": "give an absolute path in the pods, such as /mnt/text",
+    **{
+        f"kubernetes.{name}": _NAME_OF_CLUSTER
+        for name in (
+            "queue",
+            "service_account",
+            "data.claim",
+            "priority_class",
+            "image_pull_secret",
+            "env_secret",
+        )
     },
     "name": "use letters, digits and single hyphens, at most 36 in all",
     "training_plan": (

@@ -12,6 +12,7 @@ from pydantic import Field
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.config.compute import Compute, Local, MachineEntry, MachineName, Network
 from smtrain.core.config.data import Data
+from smtrain.core.config.kubernetes import Kubernetes
 from smtrain.core.config.outputs import Checkpoint, Evaluate, Export, Generate, Notify, Output
 from smtrain.core.config.pai import Pai
 from smtrain.core.config.section import Section
@@ -47,7 +48,7 @@ class JobConfig(Section):
     """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
     target: TargetName = "local"
     """Backend of the jobs: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section
-    cluster, `pai-dlc` Alibaba Cloud; `--target` overrides it.
+    cluster, `pai-dlc` Alibaba Cloud, `kubernetes` a cluster of pods; `--target` overrides it.
     """
     model: Model
     """The model that training starts from."""
@@ -65,6 +66,8 @@ class JobConfig(Section):
     """A Slurm cluster, for target slurm."""
     pai: Pai = Pai()
     """Alibaba Cloud PAI-DLC, for target pai-dlc."""
+    kubernetes: Kubernetes = Kubernetes()
+    """A Kubernetes cluster, for target kubernetes."""
     checkpoint: Checkpoint = Checkpoint()
     """The training checkpoints, and what a resume reads."""
     output: Output = Output()

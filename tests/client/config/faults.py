@@ -2300,6 +2300,95 @@ TRAINIUM = (
     ),
 )
 
+VOLUME = {"claim": "fsx", "path": "/mnt/fsx"}
+KUBERNETES = (
+    case(
+        "kubernetes",
+        {"kubernetes.storage": OUT},
+        "kubernetes.storage: is missing",
+        ("name a bucket and a prefix", {"kubernetes.storage": "s3://my-bucket/smtrain"}),
+    ),
+    *(
+        case(
+            "kubernetes",
+            {"name": name},
+            f"name: {name} cannot name pods",
+            ("choose another", {"name": "llama"}),
+        )
+        for name in ("Llama", "a" * 36, "a--b")
+    ),
+    case(
+        "kubernetes",
+        {"compute.image": OUT},
+        "compute.image: is missing, and a cluster has no default",
+        ("name an image", {"compute.image": "registry/train:2"}),
+    ),
+    case(
+        "kubernetes",
+        {"kubernetes.resources": OUT},
+        "kubernetes.resources: is missing",
+        ("give what a pod gets", {"kubernetes.resources": {"nvidia.com/gpu": "4"}}),
+    ),
+    case(
+        "kubernetes",
+        {"checkpoint.s3_uri": "s3://bucket/c"},
+        "on Kubernetes checkpoints lie below",
+        "leave it out",
+    ),
+    *(
+        case(
+            "kubernetes",
+            {f"compute.{name}": value},
+            f"compute.{name}: applies to SageMaker only",
+            "leave it out",
+            more=more,
+        )
+        for name, value, more in (
+            ("spot", True, False),
+            ("keep_alive", 60, False),
+            ("training_plan", PLAN, False),
+            ("infra_check", True, False),
+            ("retries", 2, False),
+            ("compile_ahead", True, True),
+            ("instance_group", "g", False),
+        )
+    ),
+    case(
+        "kubernetes",
+        {"network.isolation": True},
+        "network: applies to SageMaker only",
+        "leave it out",
+    ),
+    case(
+        "kubernetes",
+        {"data.machines": 2},
+        "data.machines: on Kubernetes one pod prepares",
+        "leave it out",
+    ),
+    case(
+        "kubernetes",
+        {"data.ray_address": "ray://x:1"},
+        "data.ray_address: on Kubernetes one pod prepares",
+        "leave it out",
+        more=True,
+    ),
+    case(
+        "kubernetes",
+        {"track.tensorboard": "live"},
+        "track.tensorboard: SageMaker alone copies",
+        "leave it out",
+    ),
+    case(
+        "kubernetes",
+        {"kubernetes.data": [VOLUME, {**VOLUME, "path": "/mnt/fsx/x"}]},
+        "overlaps /mnt/fsx of kubernetes.data.0",
+        (
+            "give it a separate folder, such as /mnt/data1",
+            {"kubernetes.data": [VOLUME, {**VOLUME, "path": "/mnt/data1"}]},
+        ),
+    ),
+)
+
 QUOTA = {"cpu": 96, "memory": "1000Gi", "gpu": 4}
 ON_QUOTA = both({"pai.ecs_spec": OUT}, {"pai.quota": "quota1", "pai.resources": QUOTA})
 OTHER_MOUNT = {"uri": "nas://1.cn-beijing.nas.aliyuncs.com/text", "path": "/mnt/nas"}
@@ -2538,5 +2627,6 @@ CASES = {
     "model": MODEL,
     "planner": PLANNER,
     "trainium": TRAINIUM,
+    "kubernetes": KUBERNETES,
     "pai": PAI,
 }

@@ -222,6 +222,12 @@ BASES: dict[str, dict[str, Any]] = {
             "ecs_spec": "ecs.gn7e-c16g1.16xlarge",
         },
     },
+    "kubernetes": {
+        "target": "kubernetes",
+        "machines": {"box": BOX},
+        "compute": {"instance_type": "box", "image": "registry/train:1"},
+        "kubernetes": {"storage": "s3://bucket/smtrain", "resources": {"nvidia.com/gpu": "4"}},
+    },
     "slurm": {
         "target": "slurm",
         "cluster": {"shared": "/fsx/smtrain"},

@@ -14,7 +14,7 @@ import pytest
 import smtrain
 from smtrain import ConfigError
 from smtrain.client.config import checks
-from smtrain.client.config.checks import cluster, data, machines, pai, train, weights
+from smtrain.client.config.checks import cluster, data, kubernetes, machines, pai, train, weights
 from smtrain.client.config.checks.rule import ConfigRule, Fault, rule_faults
 from smtrain.core.config import JobConfig
 from tests.client.config.faults import CASES
@@ -76,6 +76,7 @@ RULES: tuple[Iterable[ConfigRule], ...] = (
     machines.MESH,
     machines.COMPUTE,
     cluster.CLUSTER,
+    kubernetes.KUBERNETES,
     pai.PAI,
     train.TRAIN,
     train.NATIVE,

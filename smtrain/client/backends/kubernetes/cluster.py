@@ -1,0 +1,192 @@
+"""Calls to the API of a Kubernetes cluster, with the login of the official Python client
+(`kubernetes`): kubeconfig, exec plugins such as `aws eks get-token`, or the service account of a pod.
+
+Bodies and answers are JSON as the API has it, so that CRDs and newer fields need no classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from smtrain.core.config.kubernetes import Kubernetes
+from smtrain.core.errors import JobError
+from smtrain.core.extras import install
+from smtrain.core.text import clean_values
+
+TIMEOUT_S = 30.0
+_LOGIN = "run `kubectl get pods`, which shows if your login works, and set kubernetes.context"
+
+
+class ClusterError(JobError):
+    """An error of the API; `status` is HTTP's, `reason` the API's word, such as AlreadyExists."""
+
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+class ClusterLostError(ClusterError):
+    """The API did not answer, or asks to try later."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The API of the cluster that a section names."""
+
+    section: Kubernetes
+
+    @property
+    def namespace(self) -> str:
+        return self.section.namespace
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """One object, or one page of a list."""
+        return self._call("GET", path, query)
+
+    def items(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
+        """All objects of a list, page by page. A list that changed too much begins again: 410 says
+        so, and an object may come twice then.
+        """
+        token = ""
+        while True:
+            try:
+                page = self.get(path, limit=500, **query, **({"continue": token} if token else {}))
+            except ClusterError as error:
+                if error.status != 410 or not token:
+                    raise
+                token = ""
+                continue
+            yield from page.get("items") or ()
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._call("POST", path, {}, body)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Change an object by a JSON merge patch."""
+        return self._call("PATCH", path, {}, body, "application/merge-patch+json")
+
+    def delete(self, path: str) -> None:
+        """Delete an object with its dependents; does nothing if it does not exist."""
+        try:
+            self._call("DELETE", path, {"propagationPolicy": "Background"})
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+
+    def text(self, path: str, **query: Any) -> str:
+        """An answer without JSON, such as a log."""
+        return self._send("GET", path, query).decode("utf-8", "replace")
+
+    # ---- paths
+    def core(self, kind: str, *names: str) -> str:
+        """The path of objects of the core group in the namespace."""
+        return "/".join(["/api/v1/namespaces", self.namespace, kind, *map(quote, names)])
+
+    def group(self, group: str, kind: str, *names: str) -> str:
+        """The path of objects of another group, such as batch/v1, in the namespace."""
+        return "/".join([f"/apis/{group}/namespaces", self.namespace, kind, *map(quote, names)])
+
+    # ---- within
+    def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        content = self._send(method, path, query, body, content_type)
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ClusterLostError(f"{self._host} does not answer with JSON to {path}")
+        clean_values(answer)
+        return answer
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        from urllib3.exceptions import HTTPError
+
+        client = self._client
+        headers = {"Accept": "application/json, */*", "Content-Type": content_type}
+        login = client.configuration.auth_settings().get("BearerToken")
+        if login and login["value"]:
+            headers[login["key"]] = login["value"]
+        address = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
+        try:
+            answer = client.rest_client.pool_manager.request(
+                method,
+                address,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                timeout=TIMEOUT_S,
+                retries=False,
+            )
+        except HTTPError as error:
+            raise ClusterLostError(
+                f"the cluster's API at {self._host} does not answer ({error}); check the network"
+                " and kubernetes.context"
+            ) from None
+        content: bytes = answer.data
+        if answer.status >= 400:
+            raise _refusal(method, path, answer.status, content)
+        return content
+
+    @property
+    def _host(self) -> str:
+        return str(self._client.configuration.host).rstrip("/")
+
+    @cached_property
+    def _client(self) -> Any:
+        try:
+            from kubernetes import client, config
+            from kubernetes.config import ConfigException
+        except ImportError:
+            raise JobError(
+                "target kubernetes needs the Python package kubernetes;"
+                f" `{install('k8s', 'kubernetes')}`"
+            ) from None
+        try:
+            return config.new_client_from_config(context=self.section.context)
+        except (ConfigException, OSError) as error:
+            if self.section.context is None:
+                try:
+                    config.load_incluster_config()
+                    return client.ApiClient()
+                except ConfigException:
+                    pass
+            raise ClusterError(f"kubeconfig gives no access ({error}); {_LOGIN}") from None
+
+
+def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:
+    """The error of an answer, whose body is a `Status` of the API."""
+    try:
+        answer = json.loads(content)
+        message, reason = str(answer["message"]), str(answer.get("reason", ""))
+    except (ValueError, KeyError, TypeError):
+        message, reason = content[:200].decode("utf-8", "replace") or f"HTTP {status}", ""
+    if status == 429 or status >= 500:
+        return ClusterLostError(
+            f"the cluster cannot answer {method} {path} now ({message})", status, reason
+        )
+    remedies = {
+        401: f"; {_LOGIN}",
+        403: "; ask the administrator of the cluster for this right",
+    }
+    return ClusterError(f"{message}{remedies.get(status, '')}", status, reason)

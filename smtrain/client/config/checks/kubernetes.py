@@ -1,0 +1,109 @@
+"""Rules for target kubernetes: the needs and limits of a job of pods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
+from smtrain.core.config.schema import JobConfig
+
+NAME_LENGTH = 30
+"""Longest name of a run: the names of its jobs and pods must fit into 63 characters (RFC 1123)."""
+_NAME = re.compile(rf"[a-z0-9](-?[a-z0-9]){{0,{NAME_LENGTH - 1}}}")
+_OF_SAGEMAKER = (
+    "spot",
+    "keep_alive",
+    "training_plan",
+    "infra_check",
+    "retries",
+    "compile_ahead",
+    "instance_group",
+)
+
+
+def _short_name(config: JobConfig) -> str:
+    name = re.sub(r"-+", "-", config.name.lower())[:NAME_LENGTH].strip("-")
+    return (
+        f"name: {config.name} cannot name pods, which have small letters, digits and single hyphens,"
+        f" at most {NAME_LENGTH} here; choose another, such as {name}"
+    )
+
+
+KUBERNETES = (
+    Rule(
+        "kubernetes.storage",
+        lambda c: c.kubernetes.storage is None,
+        "kubernetes.storage: is missing; name a bucket and a prefix, such as s3://my-bucket/smtrain",
+    ),
+    Rule(
+        "name",
+        lambda c: len(c.name) > NAME_LENGTH or c.name != c.name.lower() or "--" in c.name,
+        _short_name,
+    ),
+    Rule(
+        "compute.image",
+        lambda c: c.compute.image is None,
+        "compute.image: is missing, and a cluster has no default; name an image with Python and the"
+        " packages of smtrain[train] (docs/kubernetes.md)",
+    ),
+    Rule(
+        "kubernetes.resources compute.instance_type",
+        lambda c: c.own_machine is not None and not c.kubernetes.resources,
+        "kubernetes.resources: is missing, and smtrain cannot know how the cluster names the devices"
+        " of your machine; give what a pod gets, such as {nvidia.com/gpu: 8}",
+    ),
+    Rule(
+        "checkpoint.s3_uri",
+        lambda c: c.checkpoint.s3_uri,
+        "checkpoint.s3_uri: on Kubernetes checkpoints lie below kubernetes.storage; leave it out",
+    ),
+    *(
+        Rule(
+            f"compute.{name}",
+            all_set(f"compute.{name}"),
+            f"compute.{name}: applies to SageMaker only; leave it out",
+        )
+        for name in _OF_SAGEMAKER
+    ),
+    Rule(
+        "network",
+        lambda c: c.network.isolation or c.network.subnets,
+        "network: applies to SageMaker only; leave it out",
+    ),
+    *(
+        Rule(
+            f"data.{name}",
+            broken_by,
+            f"data.{name}: on Kubernetes one pod prepares the data; leave it out",
+        )
+        for name, broken_by in (
+            ("machines", lambda c: c.data.machines > 1),
+            ("ray_address", lambda c: c.data.ray_address),
+        )
+    ),
+    Rule(
+        "track.tensorboard",
+        lambda c: c.track.tensorboard == "live",
+        "track.tensorboard: SageMaker alone copies these files while a job runs; leave it out",
+    ),
+)
+
+
+def section_faults(config: JobConfig) -> Iterator[Fault]:
+    """Faults of a config for Kubernetes."""
+    yield from rule_faults(KUBERNETES, config)
+    paths: dict[str, str] = {}
+    for number, volume in enumerate(config.kubernetes.data):
+        key = f"kubernetes.data.{number}"
+        for path, owner in paths.items():
+            if f"{volume.path}/".startswith(f"{path}/") or f"{path}/".startswith(f"{volume.path}/"):
+                yield (
+                    {"kubernetes.data"},
+                    (
+                        f"{key}.path: {volume.path} overlaps {path} of {owner}; give it a separate"
+                        f" folder, such as /mnt/data{number}"
+                    ),
+                )
+        paths[volume.path] = key

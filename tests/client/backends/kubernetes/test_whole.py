@@ -1,0 +1,73 @@
+"""A run through the stand-in for a cluster: two pods train, one is killed, one loses its node, the
+API is away, the job is stopped and resumed; the losses are those of this machine. In
+`scripts/test --full`, as it takes minutes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.core.protocol.log_lines import Line
+from testing.kubernetes_api import StandInCluster
+from tests.client.backends.kubernetes.conftest import BOX, IMAGE, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.full]
+
+
+@pytest.fixture
+def raw(section: dict[str, Any], trained_inputs: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "name": "pods",
+        "target": "kubernetes",
+        "kubernetes": section,
+        "machines": {"box": BOX},
+        "model": {"path": str(trained_inputs["model"]), "init": "scratch"},
+        "data": {"path": str(trained_inputs["text"])},
+        "train": {
+            "engine": "native",
+            "steps": 200,
+            "global_batch_size": 4,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 1e-3,
+            "warmup_steps": 2,
+            "save_interval": 5,
+        },
+        "generate": {"prompts": ["the red"], "max_new_tokens": 2},
+        "compute": {"instance_type": "box", "instance_count": 2, "image": IMAGE},
+    }
+
+
+def numbers(job: smtrain.Job) -> dict[int, tuple[float, float]]:
+    return {int(record["step"]): (record["loss"], record["grad_norm"]) for record in job.records}
+
+
+def test_two_pods_are_followed_killed_stopped_and_resumed(
+    cluster: StandInCluster, raw: dict[str, Any], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    smtrain.launch(raw, stage="prepare", say=said.append)
+    first = smtrain.launch(raw, stage="train", wait=False, say=said.append)
+    for event in first.events(poll=0.2):
+        if isinstance(event, Line) and re.match(r"checkpoint of step 5 saved", event.text):
+            break
+    smtrain.Job(first.name).stop()  # found by its name: it was submitted from here
+    wait_for(lambda: first.status == "Stopped")
+    assert {line.host for line in first.lines()} == {"algo-1", "algo-2"}
+    run = smtrain.run(raw, say=said.append)
+    assert [result.stage for result in run.results] == ["prepare", "train", "export", "generate"]
+    second = run.job("train")
+    assert second.name == f"{first.name}-2"
+    assert min(numbers(second)) == max(numbers(first)) + 1
+    assert (run.download(tmp_path / "model") / "config.json").exists()
+    assert len(run.texts) == 1
+    machines = {"instance_type": "ml.c5.xlarge", "instance_count": 2, "processes_per_instance": 1}
+    here = smtrain.run(
+        {**raw, "target": "local", "name": "here", "compute": machines}, say=said.append
+    )
+    assert numbers(first) | numbers(second) == numbers(here.job("train"))
