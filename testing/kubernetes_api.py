@@ -10,8 +10,10 @@ grace period, conditions and events.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ipaddress
 import json
+import socket
 import ssl
 import threading
 import time
@@ -49,6 +51,8 @@ class StandInCluster:
         """Method and path of every call."""
         self.cut_after: int | None = None
         """Cut each watch and followed log after so many lines."""
+        self.connections: set[socket.socket] = set()
+        """Open connections, which end with the server."""
         self._port_of: dict[tuple[str, str], int] = {}
         self._ended = threading.Event()
         root.mkdir(parents=True)
@@ -93,6 +97,9 @@ class StandInCluster:
         self._server.shutdown()
         self._server.server_close()
         self._serving.join()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _config(self) -> dict[str, Any]:
         authority = base64.b64encode(
@@ -153,6 +160,15 @@ class StandInCluster:
 class _Handler(BaseHTTPRequestHandler):
     cluster: StandInCluster
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.cluster.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.cluster.connections.discard(self.connection)
+        with contextlib.suppress(OSError):  # the client or `down` has closed it
+            super().finish()
 
     def log_message(self, *_: object) -> None:
         """Nothing: the calls are in `StandInCluster.asked`."""

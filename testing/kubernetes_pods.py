@@ -157,6 +157,7 @@ class StandInProcess:
         """End all processes of the container at once."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
+        self.process.wait()
         self._kill_rest()
 
     def _kill_rest(self) -> None:

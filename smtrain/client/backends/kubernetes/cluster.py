@@ -7,6 +7,7 @@ Bodies and answers are JSON as the API has it, so that CRDs and newer fields nee
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -163,7 +164,9 @@ class Cluster:
                 f" `{install('k8s', 'kubernetes')}`"
             ) from None
         try:
-            return config.new_client_from_config(context=self.section.context)
+            # The package reads the variable only when it is imported.
+            file = os.environ.get("KUBECONFIG") or None
+            return config.new_client_from_config(file, self.section.context)
         except (ConfigException, OSError) as error:
             if self.section.context is None:
                 try:

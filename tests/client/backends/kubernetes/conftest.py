@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -46,6 +47,8 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    reset = Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    urlopen(reset).close()  # its state is one of this process
     for name, value in s3_variables(f"http://{host}:{port}").items():
         monkeypatch.setenv(name, value)
     boto3.Session().client("s3").create_bucket(Bucket="bucket")

@@ -71,3 +71,39 @@ def test_two_pods_are_followed_killed_stopped_and_resumed(
         {**raw, "target": "local", "name": "here", "compute": machines}, say=said.append
     )
     assert numbers(first) | numbers(second) == numbers(here.job("train"))
+
+
+def test_a_killed_pod_a_lost_node_and_the_api_away_change_no_bit(
+    cluster: StandInCluster, raw: dict[str, Any]
+) -> None:
+    """Two pods with a tensor-parallel pair in each; the client is killed with the API."""
+    said: list[str] = []
+    cluster.add_node("node-3", cpu=8)
+    raw.update(name="faults", parallel={"tp": 2}, machines={"box": {**BOX, "devices": 2}})
+    raw["train"]["steps"] = 60
+    smtrain.launch(raw, stage="prepare", say=said.append)
+    job = smtrain.launch(raw, stage="train", wait=False, say=said.append)
+
+    def saved(step: int) -> bool:
+        texts = [line.text for line in job.lines()]
+        steps = [re.match(r"checkpoint of step (\d+) saved", text) for text in texts]
+        return any(match and int(match[1]) >= step for match in steps)
+
+    def running() -> list[dict[str, Any]]:
+        pods = cluster.store.select("pods", "default", label_selector=f"smtrain.io/job={job.name}")
+        return [pod for pod in pods if pod["status"]["phase"] == "Running"]
+
+    wait_for(lambda: saved(5))
+    cluster.controllers.processes[running()[1]["metadata"]["uid"]].kill()
+    cluster.down()
+    wait_for(lambda: len(cluster.controllers.processes) >= 5)
+    cluster.serve()
+    wait_for(lambda: saved(20))
+    cluster.controllers.lose_node(running()[0]["spec"]["nodeName"])
+    wait_for(lambda: job.status == "Completed", 400)
+    machines = {"instance_type": "ml.c5.xlarge", "instance_count": 2, "processes_per_instance": 2}
+    raw |= {"target": "local", "name": "here", "compute": machines}
+    smtrain.launch(raw, stage="prepare", say=said.append)
+    here = smtrain.launch(raw, stage="train", say=said.append)
+    assert numbers(job) == numbers(here)
+    assert sorted(numbers(job)) == list(range(1, 61))
