@@ -22,8 +22,12 @@ from smtrain.client.backends.description import (
     matches,
     summary,
 )
-from smtrain.client.backends.kubernetes.cluster import Cluster, ClusterError, ClusterLostError
-from smtrain.client.backends.kubernetes.logs import PodLogs
+from smtrain.client.backends.kubernetes.cluster_api import (
+    ClusterApi,
+    ClusterError,
+    ClusterLostError,
+)
+from smtrain.client.backends.kubernetes.logs import ClusterLogs
 from smtrain.client.backends.kubernetes.manifest import (
     JOB,
     MANAGED_BY,
@@ -74,8 +78,8 @@ class KubernetesBackend:
     )
 
     @cached_property
-    def cluster(self) -> Cluster:
-        return Cluster(self.section)
+    def cluster(self) -> ClusterApi:
+        return ClusterApi(self.section)
 
     @cached_property
     def storage(self) -> Storage:
@@ -242,13 +246,13 @@ class KubernetesBackend:
 
     # ---- within
     @cached_property
-    def _logs(self) -> dict[str, PodLogs]:
+    def _logs(self) -> dict[str, ClusterLogs]:
         return {}
 
-    def _log(self, name: str) -> PodLogs:
+    def _log(self, name: str) -> ClusterLogs:
         if name not in self._logs:
             folder = job_folder(self._request(self._job(name)))
-            self._logs[name] = PodLogs(self.cluster, self.storage.place, name, folder)
+            self._logs[name] = ClusterLogs(self.cluster, self.storage.place, name, folder)
         return self._logs[name]
 
     def _path(self, *names: str) -> str:

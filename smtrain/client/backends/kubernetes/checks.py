@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 
 from smtrain.client.backends.kubernetes.backend import KubernetesBackend
-from smtrain.client.backends.kubernetes.cluster import Cluster, ClusterError
+from smtrain.client.backends.kubernetes.cluster_api import ClusterApi, ClusterError
 from smtrain.client.backends.kubernetes.manifest import devices_of
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig, Stage
@@ -57,7 +57,7 @@ def run_checks(
     yield from _inputs(backend, config, copied_uris)
 
 
-def _namespace(cluster: Cluster) -> Iterator[Finding]:
+def _namespace(cluster: ClusterApi) -> Iterator[Finding]:
     try:
         cluster.get(f"/api/v1/namespaces/{cluster.namespace}")
     except ClusterError as error:
@@ -68,7 +68,7 @@ def _namespace(cluster: Cluster) -> Iterator[Finding]:
             raise
 
 
-def _rights(cluster: Cluster, kind: str) -> Iterator[Finding]:
+def _rights(cluster: ClusterApi, kind: str) -> Iterator[Finding]:
     """Ask for each right by SelfSubjectAccessReview."""
     path, missing_rights = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", list[str]()
     for verb, group, resource in _RIGHTS:
@@ -95,7 +95,7 @@ def _rights(cluster: Cluster, kind: str) -> Iterator[Finding]:
         yield Finding("rights", "ok", f"you may run jobs in namespace {cluster.namespace}")
 
 
-def _kind(cluster: Cluster, kind: str) -> Iterator[Finding]:
+def _kind(cluster: ClusterApi, kind: str) -> Iterator[Finding]:
     """Whether the cluster has the kind of the jobs; every cluster has Job."""
     if kind == "job" or _exists(cluster, "/apis/jobset.x-k8s.io/v1alpha2"):
         return
@@ -103,7 +103,7 @@ def _kind(cluster: Cluster, kind: str) -> Iterator[Finding]:
     yield Finding("kubernetes", "fault", text, "install it, or set kubernetes.kind to job")
 
 
-def _objects(cluster: Cluster) -> Iterator[Finding]:
+def _objects(cluster: ClusterApi) -> Iterator[Finding]:
     """The objects that the config names."""
     section = cluster.section
     queue = cluster.group("kueue.x-k8s.io/v1beta1", "localqueues", section.queue or "")
@@ -131,7 +131,7 @@ def _objects(cluster: Cluster) -> Iterator[Finding]:
             yield Finding("kubernetes", "fault", text, f"create it, or correct kubernetes.{key}")
 
 
-def _exists(cluster: Cluster, path: str) -> bool:
+def _exists(cluster: ClusterApi, path: str) -> bool:
     """Whether an object exists; one that may not be read counts as existing."""
     try:
         cluster.get(path)
@@ -143,7 +143,7 @@ def _exists(cluster: Cluster, path: str) -> bool:
     return True
 
 
-def _nodes(cluster: Cluster, config: JobConfig, stages: Sequence[Stage]) -> Iterator[Finding]:
+def _nodes(cluster: ClusterApi, config: JobConfig, stages: Sequence[Stage]) -> Iterator[Finding]:
     """Whether enough nodes offer the devices of a pod."""
     if not any(stage_named(stage).on_accelerators for stage in stages):
         return

@@ -13,7 +13,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from smtrain.client.backends.description import milliseconds
-from smtrain.client.backends.kubernetes.cluster import Cluster, ClusterError, ClusterLostError
+from smtrain.client.backends.kubernetes.cluster_api import (
+    ClusterApi,
+    ClusterError,
+    ClusterLostError,
+)
 from smtrain.client.backends.kubernetes.manifest import CONTAINER
 from smtrain.client.backends.kubernetes.state import has_begun, rank_of
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
@@ -26,10 +30,12 @@ _POD_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 _FILE = re.compile(r"(algo-\d+)-([0-9a-f-]+)\.log$")
 
 
-class PodLogs:
+class ClusterLogs:
     """The log of one job. The lines of ended pods stay in memory."""
 
-    def __init__(self, cluster: Cluster, place: SageMakerBackend, name: str, folder: str) -> None:
+    def __init__(
+        self, cluster: ClusterApi, place: SageMakerBackend, name: str, folder: str
+    ) -> None:
         self._cluster, self._place, self._name = cluster, place, name
         self._folder = f"{folder}/logs/"
         self._stored: dict[str, list[dict[str, Any]]] = {}

@@ -14,7 +14,7 @@ import pytest
 import smtrain
 from smtrain import ConfigError, JobError
 from smtrain.client.backends.kubernetes.backend import KubernetesBackend
-from smtrain.client.backends.kubernetes.cluster import ClusterLostError
+from smtrain.client.backends.kubernetes.cluster_api import ClusterLostError
 from smtrain.client.backends.kubernetes.manifest import manifests
 from smtrain.client.backends.kubernetes.state import state_of
 from smtrain.core.config.kubernetes import Kubernetes
@@ -31,7 +31,7 @@ def place(section: dict[str, Any]) -> KubernetesBackend:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What each pod runs instead of the stage: the text in the list."""
+    """The script of each pod instead of the stage, as the text in a list."""
     text = [WAITS]
 
     def shell(request: Any, section: Kubernetes) -> list[dict[str, Any]]:

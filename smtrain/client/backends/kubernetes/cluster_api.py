@@ -36,7 +36,7 @@ class ClusterLostError(ClusterError):
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterApi:
     """The API of the cluster that a section names."""
 
     section: Kubernetes
