@@ -20,7 +20,7 @@ app = options.app()
     groups={
         "Which lines": "--target --host --grep --since --tail",
         "While it runs": "--follow --resume --plain --every --lines",
-    }
+    },
 )
 def logs(
     job: options.JobName,

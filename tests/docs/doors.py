@@ -196,14 +196,10 @@ def notebook(root: Path, folder: Path, environment: Mapping[str, str]) -> Iterat
 
 
 DOORS = {
-    "home": Door("docs/first-run-here.md", home, {"demo://smollm2": "demo://tiny-llama"}),
-    "gpu": Door(
-        "docs/first-run-gpu.md",
-        gpu,
-        {
-            "doctor --train": "doctor --train --minutes 2",
-            "chat NAME": "chat qwen3-8b-lora <<<Hello",
-        },
+    "home": Door(
+        "docs/first-run-here.md",
+        home,
+        {"demo://smollm2": "demo://tiny-llama", "train.steps=20": "train.steps=4"},
     ),
     "gpu": Door("docs/first-run-gpu.md", gpu, {"chat NAME": "chat qwen3-8b-lora <<<Hello"}),
     "slurm": Door("docs/slurm.md", slurm),
