@@ -148,8 +148,8 @@ class StandInCluster:
                 self.controllers.terminate(item, grace)
                 return item
             self.store.delete(plural, namespace, name)
-            for of, where, owned in self.store.owned_by(item["metadata"]["uid"]):
-                self.delete(of, where, owned, grace)
+            for of, item_namespace, owned_item in self.store.owned_by(item["metadata"]["uid"]):
+                self.delete(of, item_namespace, owned_item, grace)
             return item
 
     def _work(self) -> None:
@@ -212,9 +212,12 @@ class _Handler(BaseHTTPRequestHandler):
             case ["apis", group, version]:
                 self._send(200, _resources(f"{group}/{version}"))
             case ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]:
-                asked = body["spec"]["resourceAttributes"]
-                allowed = (asked["verb"], asked["resource"]) not in self.cluster.forbidden
-                self._send(201, {**body, "status": {"allowed": allowed}})
+                attributes = body["spec"]["resourceAttributes"]
+                is_allowed = (
+                    attributes["verb"],
+                    attributes["resource"],
+                ) not in self.cluster.forbidden
+                self._send(201, {**body, "status": {"allowed": is_allowed}})
             case ["api", "v1", *rest] | ["apis", _, _, *rest]:
                 self._object(rest, query, body)
             case _:
@@ -251,8 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command in ("PATCH", "PUT"):
             self._send(200, store.patch(plural, namespace, name, body))
         elif self.command == "DELETE":
-            given = (body or {}).get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
-            grace = None if given is None else float(given)
+            grace_seconds = (body or {}).get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
+            grace = None if grace_seconds is None else float(grace_seconds)
             self._send(200, self.cluster.delete(plural, namespace, name, grace))
         elif sub == "log":
             self._log(store.get("pods", namespace, name), query)
@@ -302,14 +305,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _watch(self, plural: str, namespace: str, query: dict[str, str]) -> None:
         store = self.cluster.store
         version = int(query.get("resourceVersion") or store.version)
-        until = time.monotonic() + float(query.get("timeoutSeconds") or 300)
+        deadline = time.monotonic() + float(query.get("timeoutSeconds") or 300)
 
         def lines() -> Iterator[str]:
             try:
                 for event in store.watch(plural, namespace, version, **_selectors(query)):
                     if event:
                         yield json.dumps(event) + "\n"
-                    elif time.monotonic() > until or self.cluster._ended.is_set():
+                    elif time.monotonic() > deadline or self.cluster._ended.is_set():
                         return
             except RefusedError as error:
                 yield json.dumps({"type": "ERROR", "object": status_of(*error.args)}) + "\n"
@@ -346,13 +349,13 @@ def make_certificate() -> bytes:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    key, issue_time = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stand-in")])
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     builder = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(issue_time - timedelta(days=1))
+        .not_valid_after(issue_time + timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     )

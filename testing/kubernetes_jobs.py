@@ -69,8 +69,11 @@ class Controllers:
         pod["spec"]["nodeName"] = fits[0]["metadata"]["name"]
         image = pod["spec"]["containers"][0]["image"]
         if image in self.cluster.missing_images:
-            waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
-            self._container(pod, {"waiting": waiting})
+            waiting_state = {
+                "reason": "ImagePullBackOff",
+                "message": f'Back-off pulling image "{image}"',
+            }
+            self._container(pod, {"waiting": waiting_state})
             if not any(item["reason"] == "Failed" for item in self._all("events")):
                 self.event(pod, "Failed", f'Failed to pull image "{image}"')
             return
@@ -86,17 +89,17 @@ class Controllers:
         if any(labels.get(k) != v for k, v in pod["spec"].get("nodeSelector", {}).items()):
             return False
         room = {key: int(value) for key, value in node["status"]["allocatable"].items()}
-        here = [
-            other
-            for other in self._all("pods")
-            if other["spec"].get("nodeName") == node["metadata"]["name"]
-            and other["status"]["phase"] in ("Pending", "Running")
-            and other is not pod
+        node_pods = [
+            node_pod
+            for node_pod in self._all("pods")
+            if node_pod["spec"].get("nodeName") == node["metadata"]["name"]
+            and node_pod["status"]["phase"] in ("Pending", "Running")
+            and node_pod is not pod
         ]
-        for other in here:
-            for key, value in requests_of(other).items():
+        for node_pod in node_pods:
+            for key, value in requests_of(node_pod).items():
                 room[key] = room.get(key, 0) - value
-        if len(here) >= int(node["status"]["allocatable"].get("pods", 110)):
+        if len(node_pods) >= int(node["status"]["allocatable"].get("pods", 110)):
             return False
         return all(room.get(key, 0) >= value for key, value in requests_of(pod).items())
 
@@ -104,8 +107,13 @@ class Controllers:
         pod["status"]["phase"] = "Failed" if code else "Succeeded"
         words = reason or ("Error" if code else "Completed")
         began = pod["status"].get("startTime", stamp())
-        ended = {"exitCode": code, "reason": words, "startedAt": began, "finishedAt": stamp()}
-        self._container(pod, {"terminated": ended})
+        terminated_state = {
+            "exitCode": code,
+            "reason": words,
+            "startedAt": began,
+            "finishedAt": stamp(),
+        }
+        self._container(pod, {"terminated": terminated_state})
 
     def _container(self, pod: dict[str, Any], state: dict[str, Any]) -> None:
         container = pod["spec"]["containers"][0]
@@ -117,20 +125,24 @@ class Controllers:
 
     def _condition(self, item: dict[str, Any], plural: str, condition: dict[str, Any]) -> None:
         conditions = item["status"].setdefault("conditions", [])
-        conditions[:] = [one for one in conditions if one["type"] != condition["type"]]
+        conditions[:] = [
+            old_condition
+            for old_condition in conditions
+            if old_condition["type"] != condition["type"]
+        ]
         conditions.append({**condition, "lastTransitionTime": stamp()})
         self.store.update(plural, item)
 
     def event(self, item: dict[str, Any], reason: str, message: str) -> None:
         """Write an event about an object."""
         metadata = item["metadata"]
-        about = {key: metadata[key] for key in ("name", "namespace", "uid")}
+        involved_object = {key: metadata[key] for key in ("name", "namespace", "uid")}
         self.store.create(
             "events",
             metadata["namespace"],
             {
                 "metadata": {"generateName": f"{metadata['name']}."},
-                "involvedObject": {"kind": item["kind"], **about},
+                "involvedObject": {"kind": item["kind"], **involved_object},
                 "reason": reason,
                 "message": message,
                 "type": "Warning",
@@ -178,18 +190,20 @@ class Controllers:
         if deadline is not None and time.monotonic() - began > deadline:
             self._fail(job, "DeadlineExceeded", "Job was active longer than specified deadline")
             return
-        done = {p["metadata"]["annotations"][INDEX] for p in pods if phase(p) == "Succeeded"}
+        finished_indexes = {
+            p["metadata"]["annotations"][INDEX] for p in pods if phase(p) == "Succeeded"
+        }
         active = {
             p["metadata"]["annotations"][INDEX] for p in pods if phase(p) in ("Pending", "Running")
         }
-        if len(done) == spec["completions"]:
-            status.update(succeeded=len(done), completionTime=stamp())
+        if len(finished_indexes) == spec["completions"]:
+            status.update(succeeded=len(finished_indexes), completionTime=stamp())
             self._condition(job, "jobs", {"type": "Complete", "status": "True"})
             return
         for number in range(spec["completions"]):
-            if str(number) not in done | active:
+            if str(number) not in finished_indexes | active:
                 self._make_pod(job, number)
-        counts = {"active": len(active), "succeeded": len(done)}
+        counts = {"active": len(active), "succeeded": len(finished_indexes)}
         if any(status.get(key) != value for key, value in counts.items()):
             status.update(counts)
             self.store.update("jobs", job)
@@ -266,27 +280,27 @@ class Controllers:
             for key in self.store.owned_by(metadata["uid"])
             if key[0] == "jobs"
         ]
-        ended = {
+        terminated_state = {
             condition["type"]: condition
             for job in jobs
             for condition in job["status"].get("conditions", ())
             if condition["type"] in ("Complete", "Failed")
         }
-        if "Failed" in ended:
+        if "Failed" in terminated_state:
             policy, restarts = spec.get("failurePolicy", {}), status.get("restarts", 0)
-            reason = ended["Failed"].get("reason", "")
+            reason = terminated_state["Failed"].get("reason", "")
             is_final = any(
                 reason in rule["onJobFailureReasons"] for rule in policy.get("rules", ())
             )
             if is_final or restarts >= policy.get("maxRestarts", 0):
                 status["terminalState"] = "Failed"
-                failed = {"type": "Failed", "status": "True", "reason": "FailedJobs"}
-                self._condition(job_set, "jobsets", failed)
+                failed_condition = {"type": "Failed", "status": "True", "reason": "FailedJobs"}
+                self._condition(job_set, "jobsets", failed_condition)
                 return
             status["restarts"] = restarts + 1
             for job in jobs:
                 self.cluster.delete("jobs", metadata["namespace"], job["metadata"]["name"], None)
-        elif "Complete" in ended and len(jobs) == len(spec["replicatedJobs"]):
+        elif "Complete" in terminated_state and len(jobs) == len(spec["replicatedJobs"]):
             status["terminalState"] = "Completed"
             self._condition(job_set, "jobsets", {"type": "Completed", "status": "True"})
         elif not jobs:

@@ -125,12 +125,12 @@ class StandInProcess:
 
     def follow(self, since: float) -> Iterator[tuple[float, str]]:
         """Lines from a time on, until the process ends."""
-        sent = 0
+        sent_lines = 0
         while True:
             has_ended = self.process.poll() is not None
             lines = self.log(since, None)
-            yield from lines[sent:]
-            sent = len(lines)
+            yield from lines[sent_lines:]
+            sent_lines = len(lines)
             if has_ended:
                 return
             with self.changed:

@@ -48,10 +48,10 @@ class Store:
             return self.objects.get((plural, namespace, name))
 
     def get(self, plural: str, namespace: str, name: str) -> dict[str, Any]:
-        found = self.find(plural, namespace, name)
-        if found is None:
+        stored_item = self.find(plural, namespace, name)
+        if stored_item is None:
             raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
-        return found
+        return stored_item
 
     def select(self, plural: str, namespace: str, **selectors: str) -> list[dict[str, Any]]:
         """Copies of objects; an empty namespace means all."""
@@ -134,18 +134,18 @@ class Store:
                 news = [event for event in self.history if event[0] > version]
                 if not news:
                     self.changed.wait(0.1)
-            for number, happened, kind, item in news:
+            for number, event_type, kind, item in news:
                 version = number
                 of = item["metadata"].get("namespace", "")
                 if kind == plural and namespace in ("", of) and selects(item, **selectors):
-                    yield {"type": happened, "object": item}
+                    yield {"type": event_type, "object": item}
             if not news:
                 yield None
 
-    def _note(self, happened: str, plural: str, item: dict[str, Any]) -> None:
+    def _note(self, event_type: str, plural: str, item: dict[str, Any]) -> None:
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
-        self.history.append((self.version, happened, plural, copy.deepcopy(item)))
+        self.history.append((self.version, event_type, plural, copy.deepcopy(item)))
         self.changed.notify_all()
 
 
@@ -169,9 +169,9 @@ def selects(item: dict[str, Any], label_selector: str = "", field_selector: str 
             return False
     for term in filter(None, field_selector.split(",")):
         path, _, expected = term.replace("==", "=").partition("=")
-        found: Any = item
+        field_value: Any = item
         for part in path.split("."):
-            found = found.get(part, "") if isinstance(found, dict) else ""
-        if str(found) != expected:
+            field_value = field_value.get(part, "") if isinstance(field_value, dict) else ""
+        if str(field_value) != expected:
             return False
     return True

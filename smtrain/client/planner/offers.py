@@ -223,7 +223,7 @@ def describe_unpriced(types: Sequence[str]) -> str:
     )
 
 
-def table_lines(offers: Sequence[Offer], chosen: int) -> list[str]:
+def table_lines(offers: Sequence[Offer], chosen_index: int) -> list[str]:
     """The ranking as lines of text, and how to take offer number `chosen`, from 0."""
     cells: list[tuple[str, ...]] = [
         ("", "dollars", "90% interval", "time", "machines", "region", "price", "$/h", "of")
@@ -232,13 +232,13 @@ def table_lines(offers: Sequence[Offer], chosen: int) -> list[str]:
     lines = ["cheapest", *align_columns(cells)]
     if len(offers) > _ROWS:
         lines.append(f"and {len(offers) - _ROWS} dearer ones (--json has all)")
-    settings = " ".join(f"--set {setting}" for setting in offers[chosen].settings)
-    lines.append(f"take {chosen + 1} with {settings}")
-    if any(offer.kind not in ("on_demand", "spot") for offer in offers[:chosen]):
+    settings = " ".join(f"--set {setting}" for setting in offers[chosen_index].settings)
+    lines.append(f"take {chosen_index + 1} with {settings}")
+    if any(offer.kind not in ("on_demand", "spot") for offer in offers[:chosen_index]):
         lines.append(
             "reserved prices need a commitment for years, those of training plans a purchase before"
         )
-    return lines + _overlap(offers[chosen:])
+    return lines + _overlap(offers[chosen_index:])
 
 
 def _row(number: int, offer: Offer) -> tuple[str, ...]:

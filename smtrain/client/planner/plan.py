@@ -202,7 +202,7 @@ def plan(
     speed_correction = correction(work, measured_machine, mesh, measured)
     limits = Limits(budget, deadline_hours)
     offers: tuple[Offer, ...] = ()
-    chosen = 0
+    chosen_index = 0
     by_cost = rank_by == "cost" or limits.only_deadline or cheapest
     market = _Market(
         config,
@@ -218,8 +218,8 @@ def plan(
         offers = rank_offers(config, [c for c, _ in ways], price_table, limits, seller)
         if not offers:
             raise no_offer(limits)
-        chosen = chosen_offer(config, offers)
-        offer = offers[chosen]
+        chosen_index = chosen_offer(config, offers)
+        offer = offers[chosen_index]
         config = at_price(config, offer.kind, offer.region)
         market = replace(market, config=config)
         ways = [
@@ -270,7 +270,11 @@ def plan(
     if unpriced_for_sale:
         warnings.append(describe_unpriced(unpriced_for_sale))
     return replace(
-        result, relaxed=tuple(beyond), warnings=tuple(warnings), offers=offers, chosen_offer=chosen
+        result,
+        relaxed=tuple(beyond),
+        warnings=tuple(warnings),
+        offers=offers,
+        chosen_offer=chosen_index,
     )
 
 
@@ -354,8 +358,8 @@ class _Market:
         else:
             legal_candidates = [*islice(candidates, _CHOICES)]
             same_machine = self._by_time(self.config, [m for m in self.machines if m == machine])
-            others = (c for c in same_machine if c not in legal_candidates)
-            legal_candidates += islice(_legal(self.config, others), 1)
+            other_candidates = (c for c in same_machine if c not in legal_candidates)
+            legal_candidates += islice(_legal(self.config, other_candidates), 1)
         return [(c, self.cost_of(work, self.config, c)) for c in legal_candidates]
 
     def rank(self, ways: Iterable[Way]) -> list[Way]:

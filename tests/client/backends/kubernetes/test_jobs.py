@@ -5,7 +5,6 @@ cluster.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def place(section: dict[str, Any]) -> KubernetesBackend:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def script(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The script of each pod instead of the stage, as the text in a list."""
     text = [WAITS]
 
