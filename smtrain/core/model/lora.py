@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.blocks import Role, Spec
+from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
@@ -272,8 +273,10 @@ def stage_faults(shape: AdapterShape, pp: int, cuts: Sequence[int] = ()) -> list
     ]
 
 
-def lora_settings(lora: Lora) -> dict[str, Any]:
-    """The settings as JSON, for a checkpoint's manifest."""
+def lora_settings(lora: Lora, precision: Precision | None = None) -> dict[str, Any]:
+    """The settings as JSON, for a checkpoint's manifest; `precision` is that of the training, in
+    which a base is quantised.
+    """
     return {
         "type": "lora",
         "rank": lora.rank,
@@ -282,6 +285,7 @@ def lora_settings(lora: Lora) -> dict[str, Any]:
         "targets": list(lora.targets),
         "rslora": lora.rslora,
         **({"quantize": lora.quantize} if lora.quantize else {}),
+        **({"quantized_in": precision} if lora.quantize and precision else {}),
     }
 
 

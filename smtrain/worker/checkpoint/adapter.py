@@ -19,7 +19,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.footprint import PRECISIONS, Precision
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.model.lora import STACKED_EXPERTS, A, B, Lora
+from smtrain.core.model.lora import STACKED_EXPERTS, A, B
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_name
 from smtrain.worker.checkpoint import dtypes
@@ -27,6 +27,7 @@ from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.manifest import FORMAT as NATIVE
 from smtrain.worker.checkpoint.manifest import NAME as NATIVE_MANIFEST
+from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.open import format_of, newest_checkpoint
 from smtrain.worker.checkpoint.storage import Place, is_uri, place, read_json
@@ -169,7 +170,6 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
         else:
             pairs[f"{module}.weight"] = Factor(a, b, lora.scale)
     extension = source.config if source.has_extended_rope else None
-    quantized_in = source.manifest.precision if lora.quantize else None
     return _fitting(
         Adapter(
             source.location,
@@ -177,7 +177,7 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
             source.manifest.base,
             source.stamp(),
             extension,
-            quantized_in,
+            source.manifest.quantized_in,
         ),
         shape,
     )
@@ -249,11 +249,12 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
     return _fitting(adapter, shape)
 
 
-def quantized_header(lora: Lora, precision: Precision) -> dict[str, str]:
+def quantized_header(manifest: Manifest) -> dict[str, str]:
     """The entry of a header that `quantized_precision` reads; empty if the base was not
     quantised.
     """
-    return {QUANTIZED_KEY: f"{lora.quantize} {precision}"} if lora.quantize else {}
+    precision = manifest.quantized_in
+    return {} if precision is None else {QUANTIZED_KEY: f"nf4 {precision}"}
 
 
 def precision_of_base(adapter: Path) -> Precision | None:

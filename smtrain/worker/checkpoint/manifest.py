@@ -100,6 +100,17 @@ class Manifest:
         return None if self.adapter is None else from_described(self.adapter)
 
     @property
+    def quantized_in(self) -> Precision | None:
+        """The precision in which the base was quantised for the training; None if it was not.
+
+        Factors are fp32 in files, whatever the training's precision.
+        """
+        if self.adapter is None or not self.adapter.get("quantize"):
+            return None
+        precision: Precision = self.adapter.get("quantized_in", self.precision)
+        return precision
+
+    @property
     def base(self) -> str | None:
         """The digest of the weights that the run began from, if the training loop recorded one."""
         model = self.state.get("model")

@@ -60,7 +60,7 @@ def write_peft(
     factors = PeftFactors(source, manifest.shape)
     tensors = {name: Tensor(factors.dtype(name), factors.shape(name)) for name in factors.names()}
     header = {BASE: manifest.base} if manifest.base else {}
-    header |= quantized_header(lora, manifest.precision)
+    header |= quantized_header(manifest)
     container = safetensors.container(WEIGHTS, tensors, header or None)
     # By offset: an upload to an object store takes the bytes of a file front to back.
     names_by_offset = sorted(tensors, key=container.offsets.__getitem__)

@@ -20,7 +20,9 @@ from smtrain.core.model.layout import Shard
 from smtrain.core.model.lora import another_adapter
 from smtrain.core.model.quantized import cut_faults
 from smtrain.core.model.shape import ModelShape
+from smtrain.worker.checkpoint.adapter import QUANTIZED_KEY, quantized_header
 from smtrain.worker.checkpoint.export import BaseModel, export
+from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.nf4 import functional
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.engine.native import NativeEngine
@@ -139,6 +141,9 @@ def test_training_is_that_of_peft_with_bitsandbytes(
 def test_resuming_has_the_same_bits_on_the_same_base(four: World, tmp_path: Path) -> None:
     adapter = lora(LLAMA, quantize="nf4")
     four.run(adapters.train, LLAMA, mesh("221 bf16"), adapter, tmp_path / "a", 2)
+    manifest = Manifest.read(tmp_path / "a/step_00000002")
+    assert (manifest.precision, manifest.quantized_in) == ("fp32", "bf16")
+    assert quantized_header(manifest) == {QUANTIZED_KEY: "nf4 bf16"}
     four.run(adapters.train, LLAMA, mesh("221 bf16"), adapter, tmp_path / "b", 4)
     four.run(
         adapters.resume,

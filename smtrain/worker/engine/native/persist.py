@@ -75,7 +75,7 @@ class StageContents:
             state=state,
             shapes={s.name: list(s.shape) for s in layout.shape.specs},
             root=root,
-            adapter=None if lora is None else lora_settings(lora),
+            adapter=None if lora is None else lora_settings(lora, engine.options.precision),
             cut=cut_of(layout.uneven),
             loss_scale=(
                 None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state()

@@ -283,9 +283,7 @@ def test_a_printed_script_is_submitted_by_plain_sbatch(site: Site) -> None:
     not WALL, reason="SMTRAIN_SLURM_WALL is not set: Slurm counts time limits in minutes"
 )
 def test_a_run_that_needs_several_time_limits_trains_as_if_there_was_none(site: Site) -> None:
-    # Slurm's own limit, shorter than a config may request: the last of two options with the same
-    # name counts.
-    walls = {**site.cluster, "sbatch": ["--time=3", "--signal=B:USR1@60"]}
+    walls = {**site.cluster, "time": "3m", "save_before": 60}
     train = {**site.config["train"], "steps": WALL, "save_interval": WALL}  # type: ignore[dict-item]
     config = {**site.config, "name": "walled", "cluster": walls, "train": train}
     jobs = {
