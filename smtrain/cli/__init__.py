@@ -130,7 +130,10 @@ COMMANDS = {
             " shared folder."
         ),
     ),
-    "pool": ("smtrain.cli.pool", "`list` warm pools with their cost, `release` one."),
+    "pool": (
+        "smtrain.cli.pool",
+        "`list` warm pools with their cost, `release` one, `extend` a training plan.",
+    ),
     "local": (
         "smtrain.cli.local",
         "`status`, `env` or `stop` of the control plane on this machine; `clean` frees its disk.",

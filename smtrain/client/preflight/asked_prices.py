@@ -7,7 +7,6 @@ API has endpoints in a few regions only, of which us-east-1 lists the prices of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import date
 from math import ceil
@@ -16,6 +15,7 @@ from typing import Any
 from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import CheckUnavailable, Context
 from smtrain.client.prices import HOUR, Price, store_prices
+from smtrain.core.files import parse_json
 from smtrain.core.protocol.requests import groups_of, spare_types
 
 LIST = "AWS Price List API"
@@ -67,7 +67,7 @@ def on_demand(context: Context, region: str) -> list[Price]:
         page = context.ask(
             "pricing", "get_products", ServiceCode="AmazonSageMaker", Filters=filters, **token
         )
-        products += [json.loads(item) for item in page["PriceList"]]
+        products += [parse_json(item) for item in page["PriceList"]]
         if not page.get("NextToken"):
             break
         token = {"NextToken": page["NextToken"]}

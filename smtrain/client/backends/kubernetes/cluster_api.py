@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from smtrain.core.config.kubernetes import Kubernetes
 from smtrain.core.errors import JobError
 from smtrain.core.extras import install
+from smtrain.core.files import parse_json
 from smtrain.core.text import clean_values
 
 TIMEOUT_S = 30.0
@@ -106,7 +107,7 @@ class ClusterApi:
     ) -> dict[str, Any]:
         content = self._send(method, path, query, body, content_type)
         try:
-            answer = json.loads(content)
+            answer = parse_json(content)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
@@ -180,7 +181,7 @@ class ClusterApi:
 def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:
     """The error of an answer, whose body is a `Status` of the API."""
     try:
-        answer = json.loads(content)
+        answer = parse_json(content)
         message, reason = str(answer["message"]), str(answer.get("reason", ""))
     except (ValueError, KeyError, TypeError):
         message, reason = content[:200].decode("utf-8", "replace") or f"HTTP {status}", ""

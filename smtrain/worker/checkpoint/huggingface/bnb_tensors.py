@@ -9,7 +9,6 @@ codes a byte, the first in the high half; `weight.quant_map` the 16 numbers that
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import parse_json
 from smtrain.worker.checkpoint.dtypes import BY_NAME, FLOATS, Bits, narrow, values
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally, contiguous
@@ -172,7 +172,7 @@ def _join(weight: str, state_name: str, slabs: Mapping[str, Slab]) -> Bnb4bit:
 def _settings(name: str, slab: Slab) -> dict[str, Any]:
     """The JSON of a quantisation state."""
     try:
-        settings = json.loads(slab.read_all().tobytes())
+        settings = parse_json(slab.read_all().tobytes())
         is_known = (
             settings["quant_type"] in _KINDS
             and BY_NAME[settings["dtype"]] in FLOATS
