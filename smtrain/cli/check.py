@@ -16,7 +16,14 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command(work="checking the run")
+@app.command(
+    work="checking the run",
+    groups={
+        "Your rights for": "--tune --endpoint --group --pipeline",
+        "What is checked": "--stage --target --set --prices",
+        "Output": "--json",
+    },
+)
 def check(
     config_options: options.ConfigOptions,
     services: options.ServiceOptions,

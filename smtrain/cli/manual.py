@@ -22,7 +22,7 @@ _SECTIONS = ("Tutorial", "How to", "Reference")
 """Sections of index.md whose pages are topics; the rest is for maintainers."""
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w/.-]*\.md)?(#[\w.-]+)?\)")
 _TAB = re.compile(r'=== "(.*)"')
-_NOT_FOR_TERMINALS = re.compile(r"!\[[^\]]*\]\([^)]*\)\n*|<a id=[^>]*></a>|\s*\{#[\w.-]+\}")
+_NOT_FOR_TERMINALS = re.compile(r"!\[[^\]]*\]\([^)]*\)\n*|</?a\b[^>]*>|\s*\{#[\w.-]+\}")
 
 
 @app.command("help")

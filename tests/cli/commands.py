@@ -43,7 +43,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "help": Command("sft"),
+    "help": Command(wrong=("no-such-page",)),
     "init": Command(),
     "plan": Command(
         "run.yaml",

@@ -311,6 +311,7 @@ NO_FILES = {
     "image tiny",
     "images",
     "config schema",
+    "help",
     "config show",
     "cluster template",
     "cluster network",

@@ -147,7 +147,7 @@ def world(folder: Path, raw: dict[str, Any]) -> None:
 
 def of_the_command_line() -> Iterator[Use]:
     """Unknown commands and options, too many or too few words, values of a wrong type."""
-    for word in ("strt", "Plan", "--verbose", "-x", "", "plan.yaml", "help", "trian"):
+    for word in ("strt", "Plan", "--verbose", "-x", "", "plan.yaml", "trian"):
         yield Use((word,))
     for group in GROUPS:
         yield Use((group,), "missing command")

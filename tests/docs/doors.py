@@ -206,7 +206,7 @@ DOORS = {
     "aws": Door(
         "docs/first-run-aws.md",
         aws,
-        {"hf://EleutherAI/pythia-1.4b": "demo://tiny-llama", "ml.trn1.32xlarge": "ml.g5.xlarge"},
+        {"hf://EleutherAI/pythia-1.4b": "demo://tiny-llama", "ml.g5.12xlarge": "ml.g5.xlarge"},
         {"smtrain init": set_aws_keys, "smtrain iam policy run.yaml --caller": create_role},
     ),
     "notebook": Door(

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
+from smtrain.core.aws_errors import why_refused
 from smtrain.core.errors import JobError
 
 
@@ -72,5 +73,6 @@ def _call(target: SageMakerBackend, operation: str, plan: str, **arguments: Any)
     try:
         answer: dict[str, Any] = method(**arguments)
     except (ClientError, BotoCoreError) as error:
-        raise JobError(f"{plan} was not extended: {error}", code="aws.refused") from None
+        reason = why_refused(error, "check the ARN of the training plan and its region")
+        raise JobError(f"{plan} was not extended: {reason}", code=reason.code) from None
     return answer

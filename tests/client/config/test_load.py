@@ -270,7 +270,7 @@ def test_a_vocabulary_that_tp_does_not_divide_is_no_fault(
     ("content", "sentence"),
     [
         ("", "is empty"),
-        ("- a\n- b\n", "must hold keys and values at the top, not a list"),
+        ("- a\n- b\n", "must hold keys and values at the top, such as `name: my-run`, not a list"),
         ("a: [1\n", "not YAML at line"),
         ("a: b: c\n", "not YAML at line 1"),
     ],

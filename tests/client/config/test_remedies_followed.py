@@ -119,7 +119,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], set
 
     folder = tmp_path_factory.mktemp("everything")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checks, cluster, data, machines, pai, train, weights):
+        for module in (checks, cluster, data, kubernetes, machines, pai, train, weights):
             patch.setattr(module, "rule_faults", recording)
         for number, one in enumerate(NAMED.values()):
             desk = begun(folder / str(number), one.base)
@@ -133,7 +133,7 @@ def test_every_rule_is_broken_by_a_case(everything: tuple[list[str], set[int]]) 
     _, met = everything
     assert [rule.keys for rules in RULES for rule in rules if id(rule) not in met] == []
     tables = {id(rule) for rules in RULES for rule in rules}
-    for module in (cluster, data, machines, pai, train, weights):
+    for module in (cluster, data, kubernetes, machines, pai, train, weights):
         for value in vars(module).values():
             rules = (
                 [value]

@@ -215,7 +215,7 @@ def test_a_role_may_be_a_name_and_studio_has_one(
 
 def test_a_region_without_a_known_registry_needs_an_image(raw: dict[str, Any]) -> None:
     with pytest.raises(
-        smtrain.ConfigError, match=r"compute.region: .*'xx-nowhere-1'; set compute.image"
+        smtrain.ConfigError, match=r"compute.region: .*'xx-nowhere-1'; .* or set compute.image"
     ):
         request(raw, compute={"region": "xx-nowhere-1"})
     assert (

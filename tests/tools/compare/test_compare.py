@@ -23,6 +23,7 @@ from smtrain.tools.compare.columns import StepColumns
 from smtrain.tools.compare.compare import Comparison, _pair
 from smtrain.tools.compare.series import series
 from smtrain.tools.compare.sources import read, steps
+from tests.cli.commands import error_lines
 from tests.cli.test_cli import smtrain as command
 from tests.phone import assert_fits_a_phone
 
@@ -341,7 +342,7 @@ def test_what_cannot_be_compared_is_one_sentence(
     done = command("compare", *(word.format(**names) for word in arguments), "--target", "local")
     assert done.returncode == 2
     assert sentence in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert len(error_lines(done.stderr)) == 1
 
 
 def test_the_api_says_the_same() -> None:

@@ -231,7 +231,7 @@ COMPUTE = (
     ),
     *(
         Rule(
-            f"compute.fallback_regions {key} target",
+            " ".join(("compute.fallback_regions", key, "target")),
             lambda c, key=key: (  # type: ignore[misc]
                 TARGETS[c.target].sagemaker and all_set("compute.fallback_regions", key)(c)
             ),

@@ -95,9 +95,9 @@ def test_what_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
         for name in sentence.split(" left out")[0].replace(",", "").split()
     }
     for name, why in {
-        "c.docx": "ending",
-        "d.parquet.gz": "ending",
-        "README": "ending",
+        "c.docx": "format",
+        "d.parquet.gz": "format",
+        "README": "format",
         ".hidden.jsonl": "hidden",
         ".git/": "hidden",
         "empty.jsonl": "empty",
