@@ -100,7 +100,7 @@ def test_a_job_is_created_once_listed_followed_and_waits_in_words(
     names = [row["TrainingJobName"] for page in place.rows("own", 1) for row in page]
     assert sorted(names) == ["own-train-00000000", "own-train-22222222"]
     place.stop("own-train-22222222")
-    assert status(place, "own-train-22222222")[0] == "Stopped"
+    wait_for(lambda: status(place, "own-train-22222222")[0] == "Stopped")
 
 
 @pytest.mark.slow
