@@ -74,7 +74,7 @@ def lines(place: KubernetesBackend, name: str = "own-train-00000000") -> list[tu
 def test_a_job_is_created_once_listed_followed_and_waits_in_words(
     cluster: StandInCluster, place: KubernetesBackend, script: list[str]
 ) -> None:
-    script[0] = 'echo "pod $JOB_COMPLETION_INDEX of $SMTRAIN_HOSTS"; sleep 0.2'
+    script[0] = 'echo "pod $JOB_COMPLETION_INDEX of $SMTRAIN_HOSTS"; sleep 1'
     id_ = place.submit(request())
     assert place.queued_id("own-train-00000000") == id_
     assert place.submit(request()) is None
