@@ -81,7 +81,7 @@ class MergedSource(WrappedSource):
     """The weights of `base` with `adapter` merged in.
 
     By default the base is what the adapter was trained on: of a QLoRA training, the weights in NF4,
-    unpacked. `merge_base` decides it for an adapter of another tool, which does not say, too.
+    unpacked. `merge_base` chooses instead, as an adapter of another tool does not name its base.
     Raises `CheckpointError` if the adapter was trained on other weights, and `ConfigError` if
     bitsandbytes is needed and not installed.
     """

@@ -17,6 +17,7 @@ import numpy as np
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import missing_module
+from smtrain.core.model.blocks import Spec
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.quantized import BLOCK, NESTED_BLOCK, is_quantized
 from smtrain.core.model.shape import LAYER, ModelShape
@@ -114,6 +115,20 @@ def round_trip(values: torch.Tensor) -> torch.Tensor:
     return unpack_blocks(codes, nest_scales(scales).unpack(), shape, values.dtype)
 
 
+def _quantized_specs(shape: ModelShape) -> list[Spec]:
+    return [spec for spec in shape.specs if is_quantized(spec)]
+
+
+def _sampled_specs(shape: ModelShape) -> list[Spec]:
+    """The quantised linears of the first and the last layer."""
+    ends = (0, shape.layers - 1)
+    return [
+        spec
+        for spec in _quantized_specs(shape)
+        if (match := LAYER.search(spec.name)) and int(match[1]) in ends
+    ]
+
+
 def quantized_digest(source: WeightSource, precision: Precision) -> str:
     """The release of bitsandbytes and a sha256 of its codes and fp32 scales for sampled rows: two
     of each linear of the first and the last layer.
@@ -123,10 +138,7 @@ def quantized_digest(source: WeightSource, precision: Precision) -> str:
 
     shape, dtype = ModelShape.from_config(source.config), BY_PRECISION[precision]
     digest = hashlib.sha256()
-    for spec in shape.specs:
-        match = LAYER.search(spec.name)
-        if not (match and int(match[1]) in (0, shape.layers - 1) and is_quantized(spec)):
-            continue
+    for spec in _sampled_specs(shape):
         for row in sorted({0, spec.shape[0] // 2}):
             bounds = [(row, row + 1), (0, min(spec.shape[1], _SAMPLED_COLUMNS))]
             bits = dtypes.cast(source.bits(spec.name, bounds), source.dtype(spec.name), dtype)
@@ -139,24 +151,19 @@ def quantization_error(source: WeightSource, precision: Precision) -> tuple[floa
     """The root mean square of what NF4 changes in a model's linears, over that of the linears, and
     the number of them that were measured: those of the first and the last layer.
     """
-    shape = ModelShape.from_config(source.config)
+    specs, dtype = _sampled_specs(ModelShape.from_config(source.config)), BY_PRECISION[precision]
     squares = changes = 0.0
-    count = 0
-    for spec in shape.specs:
-        match = LAYER.search(spec.name)
-        if match and int(match[1]) in (0, shape.layers - 1) and is_quantized(spec):
-            dtype = BY_PRECISION[precision]
-            bits = source.bits(spec.name, [(0, n) for n in spec.shape])
-            values = dtypes.tensor(dtypes.cast(bits, source.dtype(spec.name), dtype), dtype)
-            squares += float(values.double().square().sum())
-            changes += float((round_trip(values).double() - values.double()).square().sum())
-            count += 1
-    return (changes / squares) ** 0.5 if squares else 0.0, count
+    for spec in specs:
+        bits = source.bits(spec.name, [(0, n) for n in spec.shape])
+        values = dtypes.tensor(dtypes.cast(bits, source.dtype(spec.name), dtype), dtype)
+        squares += float(values.double().square().sum())
+        changes += float((round_trip(values).double() - values.double()).square().sum())
+    return (changes / squares) ** 0.5 if squares else 0.0, len(specs)
 
 
 def quantize_linears(model: nn.Module, shape: ModelShape, precision: Precision) -> None:
     """Give a model the weights of a base in NF4, unpacked again, in its own type."""
-    names = {spec.name for spec in shape.specs if is_quantized(spec)}
+    names = {spec.name for spec in _quantized_specs(shape)}
     for name, parameter in model.named_parameters():
         if shape.file_name(name) in names:
             values = parameter.data.cpu().to(dtypes.torch_type(precision))
@@ -175,8 +182,8 @@ class DequantizedSource(WrappedSource):
         super().__init__(source)
         functional()
         self._precision = precision
-        specs = ModelShape.from_config(source.config).specs
-        self.quantized = {spec.name for spec in specs if is_quantized(spec)}
+        shape = ModelShape.from_config(source.config)
+        self.quantized = {spec.name for spec in _quantized_specs(shape)}
         """The names of the weights that are quantised."""
         self._scales: OrderedDict[str, torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
