@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +45,12 @@ MEETING = "cluster.json"
 COMES_WITHIN = 900.0
 """Seconds that a host waits for the first one, which may still load its image."""
 _STARTS_WITHIN = 180.0
+_SILENT_FOR = 20.0
+"""Seconds without a listener after which a head is dead.
+
+Its own process may notice later than a minute, and Ray ends the driver then.
+"""
+_START_TRIES = 3
 _STORE_BYTES = 100 << 20  # results of tasks are small; the least that Ray accepts is 75 MB
 _LOOK_S = 1.0
 _ENDS_WITHIN = 3.0
@@ -239,19 +244,21 @@ def head(
         f"--port={port}",
         "--include-dashboard=false",
     ]
-    node = RayNode(arguments, token, cores)
+    node = _start_head(arguments, token, cores, f"{address}:{port}")
     ends = threading.Event()
 
     def watch() -> None:
+        last_answer = time.monotonic()
         while not ends.wait(_LOOK_S):
-            if not node.runs:
+            if answers(f"{address}:{port}"):
+                last_answer = time.monotonic()
+            if not node.runs or time.monotonic() - last_answer > _SILENT_FOR:
                 node.close()
                 on_loss()
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
     try:
-        _wait_for(node, address, port)
         watcher.start()
         place.write_record(MEETING, {"address": f"{address}:{port}", "token": token})
         executor = RayExecutor(
@@ -293,16 +300,24 @@ def _staying_here(address: str) -> Iterator[None]:
         services.get_node_ip_address = resolve
 
 
-def _wait_for(node: RayNode, address: str, port: int) -> None:
-    deadline = time.monotonic() + _STARTS_WITHIN
-    while time.monotonic() < deadline and node.runs:
-        try:
-            socket.create_connection((address, port), timeout=1).close()
-            return
-        except OSError:
+def _start_head(arguments: list[str], token: str, cores: int, address: str) -> RayNode:
+    """Start the head, again if it dies early, and return it when its port answers.
+
+    Raises SmtrainError if it does not answer in time.
+    """
+    for _ in range(_START_TRIES):
+        node = RayNode(arguments, token, cores)
+        deadline = time.monotonic() + _STARTS_WITHIN
+        while node.runs and time.monotonic() < deadline:
+            if answers(address):
+                return node
             time.sleep(0.2)
+        has_died = not node.runs
+        node.close()
+        if not has_died:
+            break
     raise SmtrainError(
-        f"Ray does not start on {address}:{port}; end what has that port, and see that this machine"
+        f"Ray does not start on {address}; end what has that port, and see that this machine"
         " has 1 GB of free memory."
     )
 

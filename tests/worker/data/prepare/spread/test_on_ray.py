@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from smtrain.core.errors import SmtrainError
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.prepare.prepare import prepare
@@ -607,6 +608,59 @@ def test_a_cluster_that_dies_without_a_finished_task_ends_the_job_with_a_sentenc
     with pytest.raises(SystemExit, match="has died 5 times without finishing a task"):
         dies(0)
     assert place.record(nodes.MEETING) == {"ended": True}, "the other machines end too"
+
+
+class _Node:
+    """A head whose own process runs on, whatever becomes of its server."""
+
+    runs = True
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_head_whose_server_dies_is_lost_while_its_own_process_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, lost = _Node(), threading.Event()
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+
+    @contextmanager
+    def connected(*_: object, **__: object) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(nodes, "RayNode", lambda *_: node)
+    monkeypatch.setattr(nodes, "RayExecutor", connected)
+    monkeypatch.setattr(nodes, "_LOOK_S", 0.01)
+    monkeypatch.setattr(nodes, "_SILENT_FOR", 0.1)
+    with nodes.head(SharedPlace(str(tmp_path)), "127.0.0.1", port, 1, lost.set):
+        assert not lost.wait(0.3), "it answers"
+        server.close()
+        assert lost.wait(30)
+    assert node.closed
+
+
+def test_a_head_that_dies_before_it_answers_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[_Node] = []
+
+    def start(*_: object) -> _Node:
+        started.append(_Node())
+        started[-1].runs = len(started) == 2
+        return started[-1]
+
+    monkeypatch.setattr(nodes, "RayNode", start)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        head: object = nodes._start_head([], "", 1, address)
+        assert head is started[1]
+        assert started[0].closed
+    monkeypatch.setattr(nodes, "_STARTS_WITHIN", 0.0)
+    with pytest.raises(SmtrainError, match="Ray does not start"):
+        nodes._start_head([], "", 1, address)
 
 
 def test_a_host_outlasts_a_store_that_is_away_and_gives_up_after_the_time_for_a_first_host(
