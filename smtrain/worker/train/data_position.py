@@ -39,6 +39,11 @@ DECAY = "steps before"
 
 Without it the last step had min_lr.
 """
+ARITHMETIC = "logits in pieces"
+"""Written into checkpoints: the order in which losses, norms and gradients are added up.
+
+A change that gives other last digits on the same mesh changes this text (scripts/goes-on).
+"""
 _FIXED_KEYS = {
     "seq_len": "train.seq_len",
     "seed": "train.seed",
@@ -103,6 +108,7 @@ class Position:
             "spans": self._spans(step),
             "settings": settings(self.config),
             "decay": DECAY,
+            "arithmetic": ARITHMETIC,
             **(
                 {}
                 if self.config.train.deterministic is None
@@ -253,6 +259,11 @@ def promise(state: Mapping[str, Any], config: JobConfig) -> str:
         return (
             "the learning rate decays otherwise than before: losses differ slightly from those of"
             " an unbroken run"
+        )
+    if state.get("arithmetic") != ARITHMETIC:
+        return (
+            "the checkpoint was written by a release that may add numbers in another order: losses"
+            " may differ from those of an unbroken run in the last digits"
         )
     is_deterministic, was_deterministic = (
         config.train.deterministic is not False,

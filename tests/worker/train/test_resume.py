@@ -28,7 +28,14 @@ from smtrain.worker.checkpoint.native import stream
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare_options import PrepareOptions
-from smtrain.worker.train.data_position import DECAY, changes, difference, promise, settings
+from smtrain.worker.train.data_position import (
+    ARITHMETIC,
+    DECAY,
+    changes,
+    difference,
+    promise,
+    settings,
+)
 from smtrain.worker.train.start import start
 
 MODEL, OPTIMIZER = "model/tp000_pp000.safetensors", "optim/dp000_tp000_pp000.safetensors"
@@ -371,12 +378,18 @@ def test_another_base_model_under_the_same_name_is_refused(run: Run) -> None:
 def test_a_resume_says_if_the_bits_are_those_of_an_unbroken_run(
     before: bool | None, now: bool | None, words: str
 ) -> None:
-    state = {"decay": DECAY} | ({} if before is None else {"deterministic": before})
+    state = {"decay": DECAY, "arithmetic": ARITHMETIC} | (
+        {} if before is None else {"deterministic": before}
+    )
     train = {"steps": 3, "deterministic": now}
     config = JobConfig.model_validate(
         {"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train}
     )
     assert words in promise(state, config)
+    for earlier in ({"decay": DECAY}, state | {"arithmetic": "whole logits"}):
+        assert "written by a release that may add numbers in another order" in promise(
+            earlier, config
+        )
 
 
 def test_a_resume_of_a_run_with_the_earlier_decay_says_that_its_rates_change() -> None:
@@ -388,9 +401,8 @@ def test_a_resume_of_a_run_with_the_earlier_decay_says_that_its_rates_change() -
             {"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train}
         )
         saved = settings(config) | {"steps": 6}
-        return changes({"settings": saved, **state}, 6 if steps > 6 else 3, config), promise(
-            state, config
-        )
+        state = {"settings": saved, "arithmetic": ARITHMETIC, **state}
+        return changes(state, 6 if steps > 6 else 3, config), promise(state, config)
 
     lines, word = said({"samples": 3})
     assert "each remaining step has the rate of the step before it" in lines[0]
