@@ -64,7 +64,8 @@ class StandInProcess:
             start_new_session=True,
             cwd=self.folder,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _variables(
         self, pod: dict[str, Any], container: dict[str, Any], cluster: Any
@@ -124,10 +125,10 @@ class StandInProcess:
         return lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
 
     def follow(self, since: float) -> Iterator[tuple[float, str]]:
-        """Lines from a time on, until the process ends."""
+        """Lines from a time on, until the process has ended and its last line is read."""
         sent_lines = 0
         while True:
-            has_ended = self.process.poll() is not None
+            has_ended = self.process.poll() is not None and not self._reader.is_alive()
             lines = self.log(since, None)
             yield from lines[sent_lines:]
             sent_lines = len(lines)

@@ -161,11 +161,16 @@ class LocalError(SmtrainError):
     code: Code = "local"
 
 
+_LONGEST_CAUSE = 300
+"""Characters of another program's message in a sentence of ours."""
+
+
 def first_line(error: BaseException) -> str:
     """The message of a library or of the system, short enough to be part of a sentence."""
     if isinstance(error, OSError) and error.strerror and isinstance(error.errno, int):
         return f"{error.strerror[0].lower()}{error.strerror[1:]}"
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+    line = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+    return line if len(line) <= _LONGEST_CAUSE else f"{line[:_LONGEST_CAUSE]}..."
 
 
 def read_remedy(error: BaseException, otherwise: str) -> str:

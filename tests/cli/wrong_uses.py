@@ -174,6 +174,8 @@ def of_configs(every: bool) -> Iterator[Use]:
     for n, name in enumerate(WITH_CONFIG):
         dry = ["--dry-run"] if "--dry-run" in COMMANDS[name].works else []
         for file in files if every else files[n :: len(WITH_CONFIG)]:
+            if (name, file) == ("check", "model/config.json"):
+                continue  # `check` takes the config of a model too
             yield Use((*name.split(), file, *dry))
     for n, text in enumerate(SETS):
         for name in ("run", "plan") if every else ("run", "plan")[n % 2 :][:1]:

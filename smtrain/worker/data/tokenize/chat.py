@@ -29,6 +29,7 @@ from smtrain.worker.data.tokenize.template_losses import (
 )
 from smtrain.worker.data.tokenize.template_options import (
     ignored_options,
+    template_fault,
     template_variables,
     values_of,
 )
@@ -68,6 +69,11 @@ class ChatTemplate:
                 f"the tokenizer of model.path ({folder}) has no chat template, which conversations"
                 " need; put a chat_template.jinja next to its tokenizer.json (`smtrain help sft` has"
                 " one)."
+            )
+        if fault := template_fault(template):
+            raise DataError(
+                f"the chat template of model.path ({folder}) cannot be used: {fault}; put a whole"
+                " chat_template.jinja next to its tokenizer.json (`smtrain help sft` has one)."
             )
         self.source: str = template
         self.tokens = self._written_tokens()

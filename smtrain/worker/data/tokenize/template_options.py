@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
+from smtrain.core.errors import first_line
 from smtrain.core.model.chat_options import RESERVED_NAMES
 from smtrain.worker.data.tokenize.turns import RecordFault, read_json, refuse_no_json
 
@@ -69,16 +70,42 @@ def ignored_options(options: Mapping[str, Any], variables: Collection[str]) -> s
     )
 
 
+LONGEST = 200_000
+"""Characters of a chat template; published ones have at most 40,000.
+
+Jinja takes seconds to parse a million.
+"""
+
+
+@cache
+def template_fault(source: str) -> str | None:
+    """Why no record can be written with a template: it is too long, or it is not valid Jinja."""
+    from jinja2 import TemplateSyntaxError
+
+    if len(source) > LONGEST:
+        return f"it has {len(source):,} characters, more than {LONGEST:,}"
+    try:
+        _environment().parse(_GENERATION.sub("", source))
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno} is not valid Jinja: {first_line(error)}"
+    return None
+
+
+def _environment() -> Any:
+    """The parser of templates, without the tags of transformers that mark answers."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+
+
 @cache
 def template_variables(source: str) -> frozenset[str]:
     """The names that a template reads from its caller; every word of one that does not parse."""
     from jinja2 import TemplateError, meta
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     source = _COMMENT.sub("", _GENERATION.sub("", source))
     try:
-        free_variables = meta.find_undeclared_variables(environment.parse(source))
+        free_variables = meta.find_undeclared_variables(_environment().parse(source))
     except TemplateError:
         return frozenset(re.findall(r"\w+", source))
     return frozenset(name for name in free_variables if not _is_set_first(name, source))

@@ -179,6 +179,21 @@ def test_settings_of_a_tokenizer_that_cannot_be_used_are_told(
         ChatTemplate(folder)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{% generation %}\n{% for m in messages %}{{ m.content }}", r"line 2 is not valid Jinja"),
+        ("{{ messages[0].content" + " " * 200_000 + "}}", r"has 200,024 characters, more than"),
+    ],
+)
+def test_a_template_that_no_record_can_use_is_refused_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.setitem(TEMPLATES, "broken", text)
+    with pytest.raises(DataError, match=words):
+        ChatTemplate(tokenizer(tmp_path, "broken"))
+
+
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"has no chat template, .* put a chat_template\.jinja next to"
