@@ -89,6 +89,7 @@ def granted() -> tuple[str, ...]:
     return statement.actions
 
 
+@pytest.mark.full
 def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_is_not_there_is_one_sentence(aws: None) -> None:
             find_files(uri)
 
 
+@pytest.mark.full
 def test_a_job_reads_them_through_its_channel_and_refines_them(
     texts: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
