@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.core.model.shape import LAYER
+from smtrain.core.model.shape import LAYER, ModelShape
 from tests import tiers
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -146,10 +146,10 @@ def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo
         pytest.skip("transformers lacks the family")
     config = CONFIGS[name]
     _, own = solo.run(cases.parameter_norms, config, mesh("111 norms"))[0]
-    whole, count = sum(norm**2 for norm in own.values()) ** 0.5, config["num_hidden_layers"]
+    whole, shape = sum(norm**2 for norm in own.values()) ** 0.5, ModelShape.from_config(config)
     layers = [
         [n**2 for name, n in own.items() if (m := LAYER.search(name)) and int(m[1]) == i]
-        for i in range(count)
+        for i in range(shape.layers)
     ]
     expected = {f"layer_{i:02d}": sum(squares) ** 0.5 for i, squares in enumerate(layers)}
     meshes = ["221 norms", "122 norms l1-3", "212 sp norms bf16", "411 norms"]
@@ -161,7 +161,7 @@ def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo
         assert {part: told.parts[part] for part in expected} == pytest.approx(expected, rel=1e-3), (
             text
         )
-        assert ("head" in told.parts) == (not config.get("tie_word_embeddings"))
+        assert ("head" in told.parts) == (not shape.tied)
 
 
 def test_halves_train(four: World, solo: World) -> None:
