@@ -45,6 +45,17 @@ TAKEN_STATUS = 143
 REFUSED_STATUS = 78
 """Exit status of a pod that no restart helps (EX_CONFIG of sysexits.h)."""
 LOOK_SECONDS = 2.0
+AGENT_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""Variables of HyperPod's elastic agent, which the launcher must not take for those of torchrun."""
 
 
 class JobFolder:
@@ -105,9 +116,11 @@ class Pod:
         environment = os.environ
         self.client, self.stage = client, stage
         self.job = JobFolder(client, environment["SMTRAIN_JOB_FOLDER"])
-        self.rank = int(environment.get("JOB_COMPLETION_INDEX", "0"))
+        index = environment.get("JOB_COMPLETION_INDEX") or environment.get("GROUP_RANK", "0")
+        self.rank = int(index)
         self.hosts = int(environment["SMTRAIN_HOSTS"])
-        self.first = environment.get("SMTRAIN_MASTER_ADDR", "127.0.0.1")
+        address = environment.get("SMTRAIN_MASTER_ADDR") or environment.get("MASTER_ADDR")
+        self.first = address or "127.0.0.1"
         self.ml = Path(tempfile.mkdtemp(prefix="smtrain-")) / "ml"
         self.log = Log(self.ml.parent / "pod.log")
         self.gang = Gang(
@@ -172,8 +185,9 @@ class Pod:
         if self.sync:
             self.sync.start()
         environment = {
-            **os.environ,
+            **{name: text for name, text in os.environ.items() if name not in AGENT_VARIABLES},
             "SMTRAIN_ML_ROOT": str(self.ml),
+            "SMTRAIN_MASTER_ADDR": self.first,
             "SMTRAIN_INSTALL": (
                 f"install smtrain[train] in the image (compute.image) for stage {self.stage}"
             ),

@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 from testing.kubernetes_jobs import Controllers
+from testing.kubernetes_operators import AGENT, check_references
 from testing.kubernetes_store import CLUSTER_WIDE, KINDS, RefusedError, Store
 
 TOKEN = "stand-in"
@@ -40,7 +41,8 @@ class StandInCluster:
 
     def __init__(self, root: Path, image: Mapping[str, str], ports: Iterator[int]) -> None:
         """`image`: the environment of every image; `ports`: free ones."""
-        self.root, self.image, self._ports = root, dict(image), ports
+        self.root, self._ports = root, ports
+        self.image = {**image, "PATH": f"{root}/bin:{image['PATH']}"}
         self.store = Store()
         self.controllers = Controllers(self)
         self.missing_images: set[str] = set()
@@ -55,7 +57,9 @@ class StandInCluster:
         """Open connections, which end with the server."""
         self._port_of: dict[tuple[str, str], int] = {}
         self._ended = threading.Event()
-        root.mkdir(parents=True)
+        (root / "bin").mkdir(parents=True)
+        (root / "bin/hyperpodrun").write_text(AGENT)
+        (root / "bin/hyperpodrun").chmod(0o755)
         self.store.create("namespaces", "", {"metadata": {"name": "default"}, "status": {}})
         self.kubeconfig = root / "kubeconfig"
         self._port = 0
@@ -249,6 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             if query.get("dryRun"):
                 self._send(201, body)
                 return
+            check_references(store, plural, namespace, body)
             body.setdefault("status", {"phase": "Pending"} if plural == "pods" else {})
             self._send(201, store.create(plural, namespace, body))
         elif self.command in ("PATCH", "PUT"):

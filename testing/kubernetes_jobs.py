@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from testing.kubernetes_operators import Operators
 from testing.kubernetes_pods import INDEX, StandInProcess, stamp
 from testing.kubernetes_store import RefusedError
 
@@ -22,18 +23,18 @@ class Controllers:
         """By the UID of the pod."""
         self.uncounted: set[str] = set()
         """UIDs of pods that no job has to count any more."""
+        self._operators = Operators(self)
 
     def step(self) -> None:
         """Let everything happen that can happen now."""
         with self.store.changed:
-            for pod in self._all("pods"):
+            for pod in self.all("pods"):
                 self._run(pod)
-            for job in self._all("jobs"):
+            for job in self.all("jobs"):
                 self._control(job)
-            for job_set in self._all("jobsets"):
-                self._control_set(job_set)
+            self._operators.step()
 
-    def _all(self, plural: str) -> list[dict[str, Any]]:
+    def all(self, plural: str) -> list[dict[str, Any]]:
         return [item for (kind, _, _), item in self.store.objects.items() if kind == plural]
 
     # ---- pods
@@ -58,12 +59,12 @@ class Controllers:
             self.store.delete("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def _schedule(self, pod: dict[str, Any]) -> None:
-        fits = [node for node in self._all("nodes") if self._fits(pod, node)]
+        fits = [node for node in self.all("nodes") if self._fits(pod, node)]
         if not fits:
-            message = f"0/{len(self._all('nodes'))} nodes are available: Insufficient resources."
+            message = f"0/{len(self.all('nodes'))} nodes are available: Insufficient resources."
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             if condition["reason"] not in str(pod["status"].get("conditions")):
-                self._condition(pod, "pods", {**condition, "message": message})
+                self.condition(pod, "pods", {**condition, "message": message})
                 self.event(pod, "FailedScheduling", message)
             return
         pod["spec"]["nodeName"] = fits[0]["metadata"]["name"]
@@ -74,12 +75,12 @@ class Controllers:
                 "message": f'Back-off pulling image "{image}"',
             }
             self._container(pod, {"waiting": waiting_state})
-            if not any(item["reason"] == "Failed" for item in self._all("events")):
+            if not any(item["reason"] == "Failed" for item in self.all("events")):
                 self.event(pod, "Failed", f'Failed to pull image "{image}"')
             return
         self.processes[pod["metadata"]["uid"]] = StandInProcess(pod, self.cluster)
         pod["status"].update(phase="Running", startTime=stamp())
-        self._condition(pod, "pods", {"type": "PodScheduled", "status": "True"})
+        self.condition(pod, "pods", {"type": "PodScheduled", "status": "True"})
         self._container(pod, {"running": {"startedAt": stamp()}})
 
     def _fits(self, pod: dict[str, Any], node: dict[str, Any]) -> bool:
@@ -91,7 +92,7 @@ class Controllers:
         room = {key: int(value) for key, value in node["status"]["allocatable"].items()}
         node_pods = [
             node_pod
-            for node_pod in self._all("pods")
+            for node_pod in self.all("pods")
             if node_pod["spec"].get("nodeName") == node["metadata"]["name"]
             and node_pod["status"]["phase"] in ("Pending", "Running")
             and node_pod is not pod
@@ -123,7 +124,7 @@ class Controllers:
             pod["status"]["containerStatuses"] = [entry]
             self.store.update("pods", pod)
 
-    def _condition(self, item: dict[str, Any], plural: str, condition: dict[str, Any]) -> None:
+    def condition(self, item: dict[str, Any], plural: str, condition: dict[str, Any]) -> None:
         conditions = item["status"].setdefault("conditions", [])
         conditions[:] = [
             old_condition
@@ -153,7 +154,7 @@ class Controllers:
 
     def disrupt(self, pod: dict[str, Any], reason: str) -> None:
         """Mark a pod that the cluster takes away."""
-        self._condition(
+        self.condition(
             pod, "pods", {"type": "DisruptionTarget", "status": "True", "reason": reason}
         )
 
@@ -161,7 +162,7 @@ class Controllers:
         """Kill all pods of a node at once; the node takes no further ones."""
         with self.store.changed:
             self.store.get("nodes", "", name)["spec"]["unschedulable"] = True
-            for pod in self._all("pods"):
+            for pod in self.all("pods"):
                 process = self.processes.get(pod["metadata"]["uid"])
                 is_here = pod["spec"].get("nodeName") == name and phase(pod) == "Running"
                 if process and is_here:
@@ -177,9 +178,10 @@ class Controllers:
         pods = list(self._pods_of(job))
         if spec.get("suspend"):
             for pod in pods:
-                self.terminate(pod)
+                if phase(pod) in ("Pending", "Running"):
+                    self.terminate(pod)
             if not any(c["type"] == "Suspended" for c in status.get("conditions", ())):
-                self._condition(job, "jobs", {"type": "Suspended", "status": "True"})
+                self.condition(job, "jobs", {"type": "Suspended", "status": "True"})
             return
         status.setdefault("startTime", stamp())
         self._count(job, pods)
@@ -198,7 +200,7 @@ class Controllers:
         }
         if len(finished_indexes) == spec["completions"]:
             status.update(succeeded=len(finished_indexes), completionTime=stamp())
-            self._condition(job, "jobs", {"type": "Complete", "status": "True"})
+            self.condition(job, "jobs", {"type": "Complete", "status": "True"})
             return
         for number in range(spec["completions"]):
             if str(number) not in finished_indexes | active:
@@ -233,13 +235,13 @@ class Controllers:
 
     def _fail(self, job: dict[str, Any], reason: str, message: str) -> None:
         condition = {"type": "Failed", "status": "True", "reason": reason, "message": message}
-        self._condition(job, "jobs", condition)
+        self.condition(job, "jobs", condition)
         for pod in list(self._pods_of(job)):
             if phase(pod) in ("Pending", "Running"):
                 self.terminate(pod)
 
     def _pods_of(self, job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        for pod in self._all("pods"):
+        for pod in self.all("pods"):
             owners = pod["metadata"].get("ownerReferences", ())
             if any(owner["uid"] == job["metadata"]["uid"] for owner in owners):
                 yield pod
@@ -268,62 +270,6 @@ class Controllers:
         process = self.processes.get(pod["metadata"]["uid"])
         if process:
             process.terminate(seconds)
-
-    # ---- sets of jobs
-    def _control_set(self, job_set: dict[str, Any]) -> None:
-        """One Job for each group; if one fails, all begin again, up to `maxRestarts`."""
-        status, spec, metadata = job_set["status"], job_set["spec"], job_set["metadata"]
-        if status.get("terminalState") or spec.get("suspend"):
-            return
-        jobs = [
-            self.store.objects[key]
-            for key in self.store.owned_by(metadata["uid"])
-            if key[0] == "jobs"
-        ]
-        terminated_state = {
-            condition["type"]: condition
-            for job in jobs
-            for condition in job["status"].get("conditions", ())
-            if condition["type"] in ("Complete", "Failed")
-        }
-        if "Failed" in terminated_state:
-            policy, restarts = spec.get("failurePolicy", {}), status.get("restarts", 0)
-            reason = terminated_state["Failed"].get("reason", "")
-            is_final = any(
-                reason in rule["onJobFailureReasons"] for rule in policy.get("rules", ())
-            )
-            if is_final or restarts >= policy.get("maxRestarts", 0):
-                status["terminalState"] = "Failed"
-                failed_condition = {"type": "Failed", "status": "True", "reason": "FailedJobs"}
-                self._condition(job_set, "jobsets", failed_condition)
-                return
-            status["restarts"] = restarts + 1
-            for job in jobs:
-                self.cluster.delete("jobs", metadata["namespace"], job["metadata"]["name"], None)
-        elif "Complete" in terminated_state and len(jobs) == len(spec["replicatedJobs"]):
-            status["terminalState"] = "Completed"
-            self._condition(job_set, "jobsets", {"type": "Completed", "status": "True"})
-        elif not jobs:
-            for group in spec["replicatedJobs"]:
-                self._make_job(job_set, group)
-
-    def _make_job(self, job_set: dict[str, Any], group: dict[str, Any]) -> None:
-        metadata = job_set["metadata"]
-        owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
-        spec = {**group["template"]["spec"]}
-        pod = {
-            **spec["template"],
-            "spec": {**spec["template"]["spec"], "subdomain": metadata["name"]},
-        }
-        body = {
-            "metadata": {
-                "name": f"{metadata['name']}-{group['name']}-0",
-                "ownerReferences": [{**owner, "name": metadata["name"], "uid": metadata["uid"]}],
-            },
-            "spec": {**spec, "template": pod},
-            "status": {},
-        }
-        self.store.create("jobs", metadata["namespace"], body)
 
 
 def phase(pod: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "batch.kubernetes.io/job-completion-index"
+POD_INDEX = "apps.kubernetes.io/pod-index"
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
 _PORTS = ("SMTRAIN_MASTER_PORT", "SMTRAIN_GANG_PORT")
 """Variables whose ports are other ones in each job, as all pods share the addresses of this machine.
@@ -74,6 +75,8 @@ class StandInProcess:
         variables = {"STAND_IN_POD": self.uid}
         if INDEX in pod["metadata"].get("annotations", {}):
             variables["JOB_COMPLETION_INDEX"] = pod["metadata"]["annotations"][INDEX]
+        if POD_INDEX in pod["metadata"].get("labels", {}):
+            variables["STAND_IN_RANK"] = pod["metadata"]["labels"][POD_INDEX]
         for source in container.get("envFrom", ()):
             secret = cluster.store.find("secrets", namespace, source["secretRef"]["name"])
             variables |= secret.get("stringData", {}) if secret else {}

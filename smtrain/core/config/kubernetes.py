@@ -51,9 +51,11 @@ class Kubernetes(Section):
     """The place of code, inputs, checkpoints and results, such as s3://my-bucket/smtrain; you and
     the pods read and write it.
     """
-    kind: Literal["job", "jobset"] = "job"
-    """The object that a stage becomes: an indexed Job, which every cluster has, or a JobSet, which
-    starts all pods again if one fails and needs the JobSet controller.
+    kind: Literal["job", "jobset", "trainjob", "hyperpod"] = "job"
+    """The object that a stage becomes: an indexed Job, which every cluster has; a JobSet, which
+    starts all pods again if one fails and needs the JobSet controller; a TrainJob of Kubeflow
+    Trainer; or a HyperPodPyTorchJob of HyperPod's training operator, whose image needs
+    hyperpod-elastic-agent.
     """
     queue: str | None = Field(None, pattern=_LABEL)
     """Kueue's LocalQueue; default: none."""

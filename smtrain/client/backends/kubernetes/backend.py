@@ -5,7 +5,6 @@ files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -27,17 +26,15 @@ from smtrain.client.backends.kubernetes.cluster_api import (
     ClusterError,
     ClusterLostError,
 )
+from smtrain.client.backends.kubernetes.creation import create_job, job_path
+from smtrain.client.backends.kubernetes.kinds import kind_of
 from smtrain.client.backends.kubernetes.logs import ClusterLogs
-from smtrain.client.backends.kubernetes.manifest import (
-    JOB,
-    MANAGED_BY,
-    REQUEST,
-    job_folder,
-    manifests,
-)
+from smtrain.client.backends.kubernetes.manifest import REQUEST, manifests
+from smtrain.client.backends.kubernetes.pod import JOB, MANAGED_BY, job_folder
 from smtrain.client.backends.kubernetes.registry import REGISTRY
 from smtrain.client.backends.kubernetes.state import STOP, ended_at, moment, started_at, state_of
 from smtrain.client.backends.kubernetes.storage import Storage
+from smtrain.client.backends.kubernetes.waiting import explain
 from smtrain.client.backends.sagemaker.retry import retry_while_lost
 from smtrain.core.config.kubernetes import Kubernetes
 from smtrain.core.errors import ConfigError, JobError
@@ -48,8 +45,6 @@ from smtrain.core.targets import TARGETS
 from smtrain.core.text import Say, json_text, say
 
 _LAST_LINES = 200  # of a job's log: the totals of a stage are among them
-_KINDS = {"job": ("batch/v1", "jobs"), "jobset": ("jobset.x-k8s.io/v1alpha2", "jobsets")}
-"""Group and plural of the object that a stage becomes, by `kubernetes.kind`."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ class KubernetesBackend:
         self.storage.forget_attempt(request)
         fence = self.storage.claim(request, self._status)
         try:
-            job = self._create(request)
+            job = create_job(self.cluster, manifests(request, self.section))
         except ClusterError as error:
             if error.reason == "AlreadyExists":  # another launch was faster
                 REGISTRY.remember(self.section, name)
@@ -125,31 +120,6 @@ class KubernetesBackend:
             raise JobError(f"{name} was not submitted: {error}") from None
         REGISTRY.remember(self.section, name)
         return str(job["metadata"]["uid"])
-
-    def _create(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Create the objects of a job, which the first one owns; nothing stays if one is refused."""
-        first, *dependents = manifests(request, self.section)
-        name = request["TrainingJobName"]
-        try:
-            job = self.cluster.create(self._path(), first)
-        except ClusterLostError:
-            existing_job = self._find(name)  # its answer was lost
-            if existing_job is None:
-                raise
-            job = existing_job
-        owner = {key: first[key] for key in ("apiVersion", "kind")}
-        owner |= {key: job["metadata"][key] for key in ("name", "uid")}
-        for item in dependents:
-            metadata = {**item["metadata"], "ownerReferences": [owner]}
-            try:
-                self.cluster.create(self.cluster.core("services"), {**item, "metadata": metadata})
-            except ClusterError as error:
-                if error.reason == "AlreadyExists":
-                    continue
-                with suppress(ClusterError):
-                    self.cluster.delete(self._path(name))
-                raise
-        return job
 
     def queued_id(self, name: str) -> str | None:
         job = self._find(name)
@@ -163,7 +133,7 @@ class KubernetesBackend:
             return self._job(name), self._pods(name)
 
         job, pods = retry_while_lost(ask, patience, ClusterLostError)
-        description = self._describe_job(job, pods)
+        description = self._describe_job(job, pods, asks=True)
         if description["TrainingJobStatus"] == "Completed" and (
             metric_definitions := definitions(description)
         ):
@@ -201,8 +171,12 @@ class KubernetesBackend:
         self.storage.write(f"{job_folder(request)}/stop", b"")
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.cluster.patch(self._path(name), {"metadata": {"annotations": {STOP: at}}})
-        if not any(pod.get("status", {}).get("phase") == "Running" for pod in self._pods(name)):
-            self.cluster.patch(self._path(name), {"spec": {"suspend": True}})
+        record = kind_of(job)
+        is_running = any(
+            pod.get("status", {}).get("phase") == "Running" for pod in self._pods(name)
+        )
+        if not is_running or not record.stops_by_file:
+            self.cluster.patch(self._path(name), record.suspension(True))
 
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
         """A list of objects as `kubectl apply -f` takes it."""
@@ -256,7 +230,7 @@ class KubernetesBackend:
         return self._logs[name]
 
     def _path(self, *names: str) -> str:
-        return self.cluster.group(*_KINDS[self.section.kind], *names)
+        return job_path(self.cluster, *names)
 
     def _find(self, name: str) -> dict[str, Any] | None:
         try:
@@ -305,15 +279,15 @@ class KubernetesBackend:
         }
 
     def _describe_job(
-        self, job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]
+        self, job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], *, asks: bool = False
     ) -> dict[str, Any]:
-        """DescribeTrainingJob's answer for a job and its pods."""
+        """DescribeTrainingJob's answer for a job and its pods; `asks`: ask the cluster why it waits."""
         read_time = datetime.now(timezone.utc)
         creation_time = moment(job["metadata"].get("creationTimestamp")) or read_time
         start_time, end_time, state = started_at(pods), ended_at(job), state_of(job, pods)
         transition = {"Status": state.secondary, "StartTime": start_time or creation_time}
-        if state.message:
-            transition["StatusMessage"] = state.message
+        if message := explain(self.cluster, job, pods, state) if asks else state.message:
+            transition["StatusMessage"] = message
         return describe(
             self._request(job),
             "kubernetes",

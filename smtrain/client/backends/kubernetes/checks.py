@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from smtrain.client.backends.kubernetes.backend import KubernetesBackend
 from smtrain.client.backends.kubernetes.cluster_api import ClusterApi, ClusterError
-from smtrain.client.backends.kubernetes.manifest import devices_of
+from smtrain.client.backends.kubernetes.kinds import KINDS, ObjectKind
+from smtrain.client.backends.kubernetes.pod import devices_of
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.schema import inputs_of
@@ -17,15 +18,21 @@ from smtrain.core.errors import JobError
 from smtrain.stages import stage_named
 
 _RIGHTS = (
-    ("create", "batch", "jobs"),
-    ("get", "batch", "jobs"),
-    ("list", "batch", "jobs"),
-    ("patch", "batch", "jobs"),
-    ("create", "", "services"),
     ("list", "", "pods"),
     ("get", "", "pods/log"),
 )
-"""(verb, group, resource) that a run needs in the namespace."""
+"""(verb, group, resource) that a run needs in the namespace, next to those of its jobs."""
+
+
+def _needed_rights(record: ObjectKind) -> list[tuple[str, str, str]]:
+    """The rights of a run whose jobs are of this kind."""
+    jobs = [(verb, record.group, record.plural) for verb in ("create", "get", "list", "patch")]
+    dependents = [
+        (verb, api.rpartition("/")[0], plural)
+        for api, kind, plural in record.dependents
+        for verb in (("create",) if kind == "Service" else ("create", "patch"))
+    ]
+    return [*jobs, *dict.fromkeys([*dependents, *_RIGHTS])]
 
 
 def run_checks(
@@ -46,8 +53,9 @@ def run_checks(
         version = cluster.get("/version").get("gitVersion", "of an unknown version")
         yield Finding("kubernetes", "ok", f"the cluster answers, {version}")
         yield from _namespace(cluster)
-        yield from _rights(cluster, section.kind)
-        yield from _kind(cluster, section.kind)
+        record = KINDS[section.kind]
+        yield from _rights(cluster, record)
+        yield from _kind(cluster, record)
         yield from _objects(cluster)
         yield from _nodes(cluster, config, stages)
     except ClusterError as error:
@@ -68,12 +76,10 @@ def _namespace(cluster: ClusterApi) -> Iterator[Finding]:
             raise
 
 
-def _rights(cluster: ClusterApi, kind: str) -> Iterator[Finding]:
+def _rights(cluster: ClusterApi, record: ObjectKind) -> Iterator[Finding]:
     """Ask for each right by SelfSubjectAccessReview."""
     path, missing_rights = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", list[str]()
-    for verb, group, resource in _RIGHTS:
-        if resource == "jobs" and kind == "jobset":
-            group, resource = "jobset.x-k8s.io", "jobsets"
+    for verb, group, resource in _needed_rights(record):
         plural, _, sub = resource.partition("/")
         attributes = {"namespace": cluster.namespace, "verb": verb, "group": group}
         attributes |= {"resource": plural} | ({"subresource": sub} if sub else {})
@@ -95,11 +101,15 @@ def _rights(cluster: ClusterApi, kind: str) -> Iterator[Finding]:
         yield Finding("rights", "ok", f"you may run jobs in namespace {cluster.namespace}")
 
 
-def _kind(cluster: ClusterApi, kind: str) -> Iterator[Finding]:
+def _kind(cluster: ClusterApi, record: ObjectKind) -> Iterator[Finding]:
     """Whether the cluster has the kind of the jobs; every cluster has Job."""
-    if kind == "job" or _exists(cluster, "/apis/jobset.x-k8s.io/v1alpha2"):
+    if not record.controller:
         return
-    text = "the cluster has no JobSet controller (jobset.x-k8s.io/v1alpha2)"
+    group = f"/apis/{record.api}"
+    resources = cluster.get(group).get("resources") or () if _exists(cluster, group) else ()
+    if any(resource.get("name") == record.plural for resource in resources):
+        return
+    text = f"the cluster has not installed {record.controller} ({record.plural}.{record.group})"
     yield Finding("kubernetes", "fault", text, "install it, or set kubernetes.kind to job")
 
 

@@ -18,7 +18,7 @@ from smtrain.client.backends.kubernetes.cluster_api import (
     ClusterError,
     ClusterLostError,
 )
-from smtrain.client.backends.kubernetes.manifest import CONTAINER
+from smtrain.client.backends.kubernetes.pod import CONTAINER
 from smtrain.client.backends.kubernetes.state import has_begun, rank_of
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.protocol.uris import split_uri

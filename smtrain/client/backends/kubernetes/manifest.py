@@ -1,6 +1,8 @@
 """Make the objects of a stage, a pure function of its request in SageMaker's form and of the section
-`kubernetes`: an indexed Job (batch/v1) or a JobSet (jobset.x-k8s.io/v1alpha2), and the headless
-Service by which the pods of a Job find the first one.
+`kubernetes`: an indexed Job (batch/v1), a JobSet (jobset.x-k8s.io/v1alpha2), a TrainJob of Kubeflow
+Trainer (trainer.kubeflow.org/v1alpha1) or a HyperPodPyTorchJob (sagemaker.amazonaws.com/v1), and what
+belongs to it: the headless Service by which the pods of a Job find the first one, the
+TrainingRuntime of a TrainJob.
 
 Restarts are decided by the exit statuses of entrypoints/kubernetes_node.py: a pod that ends because
 another one is lost, or that the cluster takes away, does not count as a failure
@@ -21,110 +23,46 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from smtrain.client.backends.kubernetes.kinds import KINDS
+from smtrain.client.backends.kubernetes.pod import (
+    CONTAINER,
+    EXIT_EVICTION,
+    EXIT_LOSS,
+    EXIT_REFUSAL,
+    EXIT_STOP,
+    JOB,
+    PODS,
+    pod_labels,
+    pod_spec,
+)
 from smtrain.core.config.kubernetes import Kubernetes
-from smtrain.core.facts import instance
-from smtrain.core.facts.engines import is_gpu
-from smtrain.core.text import shell_word
 from smtrain.stages import stage_named
 
 REQUEST = "smtrain.io/request"
 """Annotation of a job: its request in SageMaker's form."""
-MANAGED_BY = "app.kubernetes.io/managed-by"
-JOB, RUN, STAGE = "smtrain.io/job", "smtrain.io/run", "smtrain.io/stage"
-"""Labels of a job and its pods."""
-CONTAINER = "stage"
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Kueue's label (https://kueue.sigs.k8s.io/docs/tasks/run/jobs/, 0.9)."""
-INDEX = "batch.kubernetes.io/job-completion-index"
-INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-MASTER_PORT, GANG_PORT = 7777, 7776
-PODS = "p"
-"""Name of the only group of a JobSet, short because it is a part of each pod's host name."""
-EXIT_STOP, EXIT_LOSS, EXIT_EVICTION, EXIT_REFUSAL = 3, 75, 143, 78
-"""Exit statuses of a pod (entrypoints/kubernetes_node.py)."""
 _LEFT_OUT = ("RoleArn", "Environment", "ProfilerConfig")
 """Parts of SageMaker's request that nothing reads afterwards."""
-_START = """\
-set -e
-code=$(mktemp -d)
-python3 -c 'import sys
-try:
-    import boto3
-except ImportError:
-    print("the image has no boto3; install smtrain[train] in it (compute.image)", file=sys.stderr)
-    sys.exit({refused})
-bucket, _, key = sys.argv[1].removeprefix("s3://").partition("/")
-boto3.client("s3").download_file(bucket, key, sys.argv[2])' {bundle} "$code/bundle.tar.gz"
-tar -xzf "$code/bundle.tar.gz" -C "$code"
-exec python3 "$code/entrypoints/kubernetes_node.py" {stage}"""
 
 
 def manifests(request: Mapping[str, Any], section: Kubernetes) -> list[dict[str, Any]]:
-    """The objects to create for a request, the owner first."""
-    if section.kind == "jobset":
-        return [_jobset(request, section)]
-    return [_job(request, section), _service(request, section)]
+    """The objects to create for a request, in this order. One of them is the job (`is_owner`)."""
+    make = {"job": _job, "jobset": _jobset, "trainjob": _trainjob, "hyperpod": _hyperpod}
+    return make[section.kind](request, section)
 
 
-def job_folder(request: Mapping[str, Any]) -> str:
-    """The URI of a job's folder."""
-    return f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}"
-
-
-def channels(request: Mapping[str, Any]) -> dict[str, str]:
-    """The URI of each input channel."""
-    return {
-        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
-        for channel in request["InputDataConfig"]
-    }
-
-
-def is_accelerated(request: Mapping[str, Any]) -> bool:
-    """Whether the stage of a request needs accelerators."""
-    return stage_named(request["HyperParameters"]["stage"]).on_accelerators
-
-
-def pod_resources(request: Mapping[str, Any], section: Kubernetes) -> dict[str, str]:
-    """Resources of each pod, by the names of the cluster."""
-    if not is_accelerated(request):
-        return dict(section.cpu_resources)
-    return dict(section.resources) or devices_of(request["ResourceConfig"]["InstanceType"])
-
-
-def devices_of(instance_type: str) -> dict[str, str]:
-    """All devices of a type of AWS, by the names of NVIDIA's and AWS's device plugins; empty for
-    any other type.
-    """
-    row = instance(instance_type)
-    if row is None:
-        return {}
-    if is_gpu(instance_type):
-        return {"nvidia.com/gpu": str(row["cores"])}
-    return {"aws.amazon.com/neuron": str(row["chips"])}
-
-
-def first_pod(request: Mapping[str, Any], section: Kubernetes) -> str:
-    """The host name of the first pod, within its namespace."""
-    name = request["TrainingJobName"]
-    return f"{name}-{PODS}-0-0.{name}" if section.kind == "jobset" else f"{name}-0.{name}"
+def is_owner(item: Mapping[str, Any]) -> bool:
+    """Whether an object of `manifests` is the job, with which the other ones are deleted."""
+    return REQUEST in item["metadata"].get("annotations", {})
 
 
 def _metadata(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
     return {
         "name": request["TrainingJobName"],
         "namespace": section.namespace,
-        "labels": _labels(request),
+        "labels": pod_labels(request),
     }
-
-
-def _labels(request: Mapping[str, Any]) -> dict[str, str]:
-    tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
-    labels = {
-        MANAGED_BY: "smtrain",
-        JOB: request["TrainingJobName"],
-        STAGE: request["HyperParameters"]["stage"],
-    }
-    return labels | ({RUN: tags["smtrain:run"]} if "smtrain:run" in tags else {})
 
 
 def _owner_metadata(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
@@ -149,25 +87,73 @@ def _service(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
     }
 
 
-def _job(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
-    spec = _job_spec(request, section)
+def _owner(request: Mapping[str, Any], section: Kubernetes, spec: Any) -> dict[str, Any]:
+    """The job; with a queue it waits until Kueue starts it."""
+    record = KINDS[section.kind]
+    if section.queue and section.kind != "hyperpod":  # HyperPod's own Kueue suspends its jobs
+        spec["suspend"] = True
+    metadata = _owner_metadata(request, section)
+    return {"apiVersion": record.api, "kind": record.kind, "metadata": metadata, "spec": spec}
+
+
+def _job(request: Mapping[str, Any], section: Kubernetes) -> list[dict[str, Any]]:
+    job = _owner(request, section, _job_spec(request, section))
+    return [job, _service(request, section)]
+
+
+def _jobset(request: Mapping[str, Any], section: Kubernetes) -> list[dict[str, Any]]:
+    return [_owner(request, section, _jobset_spec(request, section))]
+
+
+def _trainjob(request: Mapping[str, Any], section: Kubernetes) -> list[dict[str, Any]]:
+    """A TrainJob, and first its TrainingRuntime, which must exist when the TrainJob is created.
+
+    Kubeflow Trainer makes a JobSet with the name of the TrainJob from the template of the runtime
+    (pkg/runtime/framework/plugins/jobset of v2.1.0). A group without the label of a trainer keeps
+    its number of pods.
+    """
+    api, kind, _ = KINDS["trainjob"].dependents[0]
+    metadata = _metadata(request, section)
+    spec = {"template": {"spec": _jobset_spec(request, section)}}
+    runtime = {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+    reference = {"apiGroup": KINDS["trainjob"].group, "kind": kind, "name": metadata["name"]}
+    return [runtime, _owner(request, section, {"runtimeRef": reference})]
+
+
+def _hyperpod(request: Mapping[str, Any], section: Kubernetes) -> list[dict[str, Any]]:
+    """A HyperPodPyTorchJob, whose operator restarts all pods if one fails.
+
+    Fields: the classes of sagemaker-hyperpod 3.9.0, which are made of the CRD
+    (https://github.com/aws/sagemaker-hyperpod-cli). The job stays after its end with a TTL of -1.
+    """
+    labels = pod_labels(request)
     if section.queue:
-        spec["suspend"] = True  # Kueue starts it
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _owner_metadata(request, section),
-        "spec": spec,
+        labels[QUEUE] = section.queue
+    spec = {
+        "nprocPerNode": "1",
+        "replicaSpecs": [
+            {
+                "name": PODS,
+                "replicas": request["ResourceConfig"]["InstanceCount"],
+                "template": {"metadata": {"labels": labels}, "spec": pod_spec(request, section)},
+            }
+        ],
+        "runPolicy": {
+            "activeDeadlineSeconds": request["StoppingCondition"]["MaxRuntimeInSeconds"],
+            "jobMaxRetryCount": section.restarts if _is_resumable(request) else 0,
+            "ttlSecondsAfterFinished": -1,
+        },
     }
+    return [_owner(request, section, spec)]
 
 
-def _jobset(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
+def _jobset_spec(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
     """One group of pods. If its Job fails, the controller starts all pods again.
 
     Fields: jobset.x-k8s.io/v1alpha2 of JobSet 0.8
     (https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/).
     """
-    spec: dict[str, Any] = {
+    return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {
             "maxRestarts": section.restarts if _is_resumable(request) else 0,
@@ -188,14 +174,6 @@ def _jobset(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
                 },
             }
         ],
-    }
-    if section.queue:
-        spec["suspend"] = True
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _owner_metadata(request, section),
-        "spec": spec,
     }
 
 
@@ -224,119 +202,7 @@ def _job_spec(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]
             ]
         },
         "template": {
-            "metadata": {"labels": _labels(request)},
-            "spec": _pod_spec(request, section),
+            "metadata": {"labels": pod_labels(request)},
+            "spec": pod_spec(request, section),
         },
     }
-
-
-def _pod_spec(request: Mapping[str, Any], section: Kubernetes) -> dict[str, Any]:
-    on_devices = is_accelerated(request)
-    selector = dict(section.node_selector if on_devices else section.cpu_node_selector)
-    volumes, mounts = _volumes(section)
-    container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": request["AlgorithmSpecification"]["TrainingImage"],
-        "command": ["/bin/bash", "-c", _command(request)],
-        "env": [
-            *(
-                {"name": name, "value": value}
-                for name, value in _variables(request, section).items()
-            ),
-            {"name": "SMTRAIN_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-        ],
-    }
-    if section.env_secret:
-        container["envFrom"] = [{"secretRef": {"name": section.env_secret}}]
-    if resources := pod_resources(request, section):
-        container["resources"] = {"requests": resources, "limits": resources}
-    if mounts:
-        container["volumeMounts"] = mounts
-    spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": section.grace,
-        "containers": [container],
-    }
-    instance_type = request["ResourceConfig"]["InstanceType"]
-    if on_devices and not section.resources and devices_of(instance_type):
-        spec["affinity"] = _affinity(instance_type)
-    if section.kind == "job":
-        spec["subdomain"] = request["TrainingJobName"]
-    if volumes:
-        spec["volumes"] = volumes
-    if selector:
-        spec["nodeSelector"] = selector
-    if section.tolerations:
-        spec["tolerations"] = [
-            {
-                **item.model_dump(exclude_none=True),
-                "operator": "Exists" if item.value is None else "Equal",
-            }
-            for item in section.tolerations
-        ]
-    if section.service_account:
-        spec["serviceAccountName"] = section.service_account
-    if section.priority_class:
-        spec["priorityClassName"] = section.priority_class
-    if section.image_pull_secret:
-        spec["imagePullSecrets"] = [{"name": section.image_pull_secret}]
-    return spec
-
-
-def _affinity(instance_type: str) -> dict[str, Any]:
-    """Nodes of a type of AWS: EKS labels them with EC2's name, HyperPod with SageMaker's."""
-    names = [instance_type, instance_type.removeprefix("ml.")]
-    expression = {"key": INSTANCE_TYPE, "operator": "In", "values": names}
-    terms = [{"matchExpressions": [expression]}]
-    return {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
-        }
-    }
-
-
-def _volumes(section: Kubernetes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The volumes of a pod, and their places in its container."""
-    volumes: list[dict[str, Any]] = []
-    mounts: list[dict[str, Any]] = []
-    if section.shared_memory:
-        memory = {"medium": "Memory", "sizeLimit": section.shared_memory}
-        volumes.append({"name": "shm", "emptyDir": memory})
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
-    for number, volume in enumerate(section.data):
-        claim = {"claimName": volume.claim, "readOnly": not volume.write}
-        volumes.append({"name": f"data-{number}", "persistentVolumeClaim": claim})
-        mounts.append(
-            {"name": f"data-{number}", "mountPath": volume.path, "readOnly": not volume.write}
-        )
-    return volumes, mounts
-
-
-def _command(request: Mapping[str, Any]) -> str:
-    bundle = f"{channels(request)['code']}bundle.tar.gz"
-    stage = request["HyperParameters"]["stage"]
-    return _escape(_START.format(bundle=shell_word(bundle), stage=stage, refused=EXIT_REFUSAL))
-
-
-def _variables(request: Mapping[str, Any], section: Kubernetes) -> dict[str, str]:
-    folders: dict[str, Any] = {"inputs": channels(request)}
-    if checkpoints := request.get("CheckpointConfig"):
-        folders["checkpoints"] = checkpoints["S3Uri"]
-    variables = {
-        **request["Environment"],
-        "TRAINING_JOB_NAME": request["TrainingJobName"],
-        "SMTRAIN_JOB_FOLDER": job_folder(request),
-        "SMTRAIN_FOLDERS": json.dumps(folders, separators=(",", ":")),
-        "SMTRAIN_HOSTS": str(request["ResourceConfig"]["InstanceCount"]),
-        "SMTRAIN_MASTER_ADDR": first_pod(request, section),
-        "SMTRAIN_MASTER_PORT": str(MASTER_PORT),
-        "SMTRAIN_GANG_PORT": str(GANG_PORT),
-    }
-    return {name: _escape(value) for name, value in variables.items()}
-
-
-def _escape(text: str) -> str:
-    """A text that stays as it is: Kubernetes replaces $(NAME) in commands and variables, and $$ by
-    $.
-    """
-    return text.replace("$", "$$")

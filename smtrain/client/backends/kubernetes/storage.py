@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from smtrain.client.backends.base import Body
-from smtrain.client.backends.kubernetes.manifest import job_folder
+from smtrain.client.backends.kubernetes.pod import job_folder
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.calls import named_region
 from smtrain.client.backends.sagemaker.s3 import has_content, list_prefix, send

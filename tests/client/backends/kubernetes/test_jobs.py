@@ -14,6 +14,7 @@ import smtrain
 from smtrain import ConfigError, JobError
 from smtrain.client.backends.kubernetes.backend import KubernetesBackend
 from smtrain.client.backends.kubernetes.cluster_api import ClusterLostError
+from smtrain.client.backends.kubernetes.kinds import KINDS
 from smtrain.client.backends.kubernetes.manifest import manifests
 from smtrain.client.backends.kubernetes.state import state_of
 from smtrain.core.config.kubernetes import Kubernetes
@@ -35,12 +36,22 @@ def script(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def shell(request: Any, section: Kubernetes) -> list[dict[str, Any]]:
         made = manifests(request, section)
-        for container in made[0]["spec"]["template"]["spec"]["containers"]:
+        for container in containers(made):
             container["command"] = ["bash", "-c", text[0].replace("$", "$$")]
         return made
 
     monkeypatch.setattr("smtrain.client.backends.kubernetes.backend.manifests", shell)
     return text
+
+
+def containers(value: Any) -> list[dict[str, Any]]:
+    """Every container of objects of any kind."""
+    if isinstance(value, list):
+        return [container for item in value for container in containers(item)]
+    if not isinstance(value, dict):
+        return []
+    found = value["containers"] if isinstance(value.get("containers"), list) else []
+    return [*found, *(item for part in value.values() for item in containers(part))]
 
 
 def request(name: str = "own-train-00000000", pods: int = 2) -> dict[str, Any]:
@@ -141,6 +152,36 @@ def test_the_api_may_be_away_and_a_second_launch_may_be_faster(
     ]
     with pytest.raises(JobError, match="none: no such job in namespace default"):
         place.describe("none", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    ["trainjob", "hyperpod", pytest.param("jobset", marks=pytest.mark.full)],  # trainjob runs one too
+)
+def test_each_kind_runs_restarts_stops_and_leaves_nothing(
+    cluster: StandInCluster, place: KubernetesBackend, script: list[str], tmp_path: Path, kind: str
+) -> None:
+    """The pods fail once, then complete; a second job is stopped."""
+    place = KubernetesBackend(place.section.model_copy(update={"kind": kind, "restarts": 1}))
+    rank = "${JOB_COMPLETION_INDEX:-$STAND_IN_RANK}"
+    script[0] = f'echo "pod {rank}"; mkdir {tmp_path}/begun-{rank} 2>/dev/null && exit 1; sleep 1'
+    place.submit(request())
+    wait_for(lambda: status(place)[0] == "Completed")
+    assert place.submit(request()) is None
+    assert {("algo-1", "pod 0"), ("algo-2", "pod 1")} == set(lines(place))
+    script[0] = WAITS
+    place.submit(request("own-train-11111111", 1))
+    wait_for(lambda: lines(place, "own-train-11111111") == [("algo-1", "waits")])
+    place.stop("own-train-11111111")
+    if KINDS[kind].stops_by_file:
+        assert status(place, "own-train-11111111")[0] == "Stopping"
+    else:
+        wait_for(lambda: status(place, "own-train-11111111")[0] == "Stopped")
+    for name in ("own-train-00000000", "own-train-11111111"):
+        cluster.delete(KINDS[kind].plural, "default", name, 0)
+    always = {"nodes", "namespaces", "secrets", "events"}
+    wait_for(lambda: {plural for plural, _, _ in cluster.store.objects} <= always)
 
 
 @pytest.mark.slow

@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 
 from smtrain.client.backends.kubernetes.backend import KubernetesBackend
-from smtrain.client.backends.kubernetes.manifest import devices_of, manifests
+from smtrain.client.backends.kubernetes.kinds import KINDS
+from smtrain.client.backends.kubernetes.manifest import is_owner, manifests
+from smtrain.client.backends.kubernetes.pod import devices_of
 from smtrain.core.config.kubernetes import Kubernetes
 from smtrain.stages import stage_named
 from testing.kubernetes_api import StandInCluster
@@ -73,10 +75,15 @@ def request(stage: str = "train", **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stage", ["train", "prepare"])
-@pytest.mark.parametrize("kind", ["job", "jobset"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_objects_are_the_file(kind: str, stage: str) -> None:
     made = manifests(request(stage), FULL.model_copy(update={"kind": kind}))
     assert json.dumps(made, indent=2) + "\n" == (HERE / f"golden/{kind}-{stage}.json").read_text()
+
+
+def schema_of(name: str) -> Any:
+    """The schema of a CRD's spec, whose file names its source."""
+    return json.loads((HERE / f"{name}.json").read_text())["schema"]
 
 
 def unknown_fields(value: Any, kind: str, path: str = "") -> list[str]:
@@ -110,21 +117,42 @@ def test_the_published_schemas_know_every_field(section: Kubernetes, stage: str)
     assert unknown_fields(service, "V1Service") == []
     assert unknown_fields({"spec": {"template": {"specs": 1}}}, "V1Job") == [".spec.template.specs"]
     (job_set,) = manifests(request(stage), section.model_copy(update={"kind": "jobset"}))
-    jsonschema.validate(job_set["spec"], json.loads((HERE / "jobset.json").read_text())["schema"])
-    for group in job_set["spec"]["replicatedJobs"]:
-        assert unknown_fields(group["template"]["spec"], "V1JobSpec") == []
+    jsonschema.validate(job_set["spec"], schema_of("jobset"))
+    (group,) = job_set["spec"]["replicatedJobs"]
+    assert unknown_fields(group["template"]["spec"], "V1JobSpec") == []
+    runtime, train_job = manifests(request(stage), section.model_copy(update={"kind": "trainjob"}))
+    jsonschema.validate(runtime["spec"], schema_of("trainingruntime"))
+    assert runtime["spec"]["template"]["spec"]["replicatedJobs"] == [group]
+    jsonschema.validate(train_job["spec"], schema_of("trainjob"))
+    (job,) = manifests(request(stage), section.model_copy(update={"kind": "hyperpod"}))
+    jsonschema.validate(job["spec"], schema_of("hyperpodpytorchjob"))
+    (replica,) = job["spec"]["replicaSpecs"]
+    assert unknown_fields(replica["template"], "V1PodTemplateSpec") == []
 
 
 @pytest.mark.full  # kubectl takes seconds to start
-def test_kubectl_takes_the_objects(cluster: StandInCluster) -> None:
-    shown = KubernetesBackend(PLAIN).preview([request("prepare"), request("train")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubectl_takes_the_objects(cluster: StandInCluster, kind: str) -> None:
+    section = FULL.model_copy(update={"kind": kind, "namespace": "default"})
+    preview = KubernetesBackend(section).preview([request("prepare"), request("train")])
     command = ["kubectl", "create", "--dry-run=client", "--validate=false", "-o", "name", "-f", "-"]
-    done = subprocess.run(command, input=shown, capture_output=True, text=True)
+    done = subprocess.run(command, input=preview, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    names = ["llama-prepare-1a2b3c4d", "llama-train-1a2b3c4d"]
-    assert done.stdout.split() == [
-        f"{kind}/{name}" for name in names for kind in ("job.batch", "service")
+    items = [(item["kind"].lower(), item) for item in json.loads(preview)["items"]]
+    assert [line.partition("/")[0].partition(".")[0] for line in done.stdout.split()] == [
+        kind for kind, _ in items
     ]
+    assert [line.partition("/")[2] for line in done.stdout.split()] == [
+        item["metadata"]["name"] for _, item in items
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_object_of_a_stage_owns_the_other_ones(kind: str) -> None:
+    made = manifests(request(), PLAIN.model_copy(update={"kind": kind}))
+    assert [item["kind"] for item in made if is_owner(item)] == [KINDS[kind].kind]
+    kinds = {KINDS[kind].kind, *(name for _, name, _ in KINDS[kind].dependents)}
+    assert {item["kind"] for item in made} == kinds
 
 
 ODD = "a b'c\"d$(NAME)$$e\\f\n#ü"
