@@ -2315,7 +2315,7 @@ KUBERNETES = (
             f"name: {name} cannot name pods",
             ("choose another", {"name": "llama"}),
         )
-        for name in ("Llama", "a" * 36, "a--b")
+        for name in ("Llama", "a" * 36, "a--b", "7b")
     ),
     case(
         "kubernetes",
@@ -2328,6 +2328,12 @@ KUBERNETES = (
         {"kubernetes.resources": OUT},
         "kubernetes.resources: is missing",
         ("give what a pod gets", {"kubernetes.resources": {"nvidia.com/gpu": "4"}}),
+    ),
+    case(
+        "kubernetes",
+        {"compute.environment": {"LONG": "x" * 131_072}},
+        "compute.environment: LONG has more than 131,071 bytes",
+        ("put the text into a file", {"compute.environment": {"LONG": "/mnt/fsx/long"}}),
     ),
     case(
         "kubernetes",

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Sequence
 from smtrain.client.backends.kubernetes.backend import KubernetesBackend
 from smtrain.client.backends.kubernetes.cluster_api import ClusterApi, ClusterError
 from smtrain.client.backends.kubernetes.kinds import KINDS, ObjectKind
-from smtrain.client.backends.kubernetes.pod import devices_of
+from smtrain.client.backends.kubernetes.node_checks import check_nodes
+from smtrain.client.backends.kubernetes.object_checks import check_objects, read_object
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import JobError
-from smtrain.stages import stage_named
 
 _RIGHTS = (
     ("list", "", "pods"),
@@ -48,21 +48,27 @@ def run_checks(
     Deletes everything that they write. `copied_uris`: URIs that the launch writes first. `probe` has
     no effect.
     """
-    cluster, section = backend.cluster, backend.section
     try:
-        version = cluster.get("/version").get("gitVersion", "of an unknown version")
-        yield Finding("kubernetes", "ok", f"the cluster answers, {version}")
-        yield from _namespace(cluster)
-        record = KINDS[section.kind]
-        yield from _rights(cluster, record)
-        yield from _kind(cluster, record)
-        yield from _objects(cluster)
-        yield from _nodes(cluster, config, stages)
+        yield from cluster_checks(backend.cluster, config, stages)
     except ClusterError as error:
         yield Finding("kubernetes", "fault", str(error))
         return
     yield from _storage(backend)
     yield from _inputs(backend, config, copied_uris)
+
+
+def cluster_checks(
+    cluster: ClusterApi, config: JobConfig, stages: Sequence[Stage]
+) -> Iterator[Finding]:
+    """The checks that ask the API of the cluster. Raises `ClusterError`."""
+    version = cluster.get("/version").get("gitVersion", "of an unknown version")
+    yield Finding("kubernetes", "ok", f"the cluster answers, {version}")
+    record = KINDS[cluster.section.kind]
+    yield from _namespace(cluster)
+    yield from _rights(cluster, record)
+    yield from _kind(cluster, record)
+    yield from check_objects(cluster, config)
+    yield from check_nodes(cluster, config, stages)
 
 
 def _namespace(cluster: ClusterApi) -> Iterator[Finding]:
@@ -106,88 +112,12 @@ def _kind(cluster: ClusterApi, record: ObjectKind) -> Iterator[Finding]:
     if not record.controller:
         return
     group = f"/apis/{record.api}"
-    resources = cluster.get(group).get("resources") or () if _exists(cluster, group) else ()
-    if any(resource.get("name") == record.plural for resource in resources):
+    listing = read_object(cluster, group)
+    names = [resource.get("name") for resource in (listing or {}).get("resources") or ()]
+    if listing == {} or record.plural in names:
         return
     text = f"the cluster has not installed {record.controller} ({record.plural}.{record.group})"
     yield Finding("kubernetes", "fault", text, "install it, or set kubernetes.kind to job")
-
-
-def _objects(cluster: ClusterApi) -> Iterator[Finding]:
-    """The objects that the config names."""
-    section = cluster.section
-    queue = cluster.group("kueue.x-k8s.io/v1beta1", "localqueues", section.queue or "")
-    priority = f"/apis/scheduling.k8s.io/v1/priorityclasses/{section.priority_class}"
-    service_account = cluster.core("serviceaccounts", section.service_account or "")
-    named_objects = [
-        ("queue", section.queue, queue, "queue"),
-        ("service_account", section.service_account, service_account, "service account"),
-        ("priority_class", section.priority_class, priority, "priority class"),
-        *(
-            (key, name, cluster.core("secrets", name or ""), "Secret")
-            for key, name in (
-                ("env_secret", section.env_secret),
-                ("image_pull_secret", section.image_pull_secret),
-            )
-        ),
-        *(
-            ("data", v.claim, cluster.core("persistentvolumeclaims", v.claim), "volume claim")
-            for v in section.data
-        ),
-    ]
-    for key, name, path, word in named_objects:
-        if name and not _exists(cluster, path):
-            text = f"the cluster has no {word} {name} in namespace {cluster.namespace}"
-            yield Finding("kubernetes", "fault", text, f"create it, or correct kubernetes.{key}")
-
-
-def _exists(cluster: ClusterApi, path: str) -> bool:
-    """Whether an object exists; one that may not be read counts as existing."""
-    try:
-        cluster.get(path)
-    except ClusterError as error:
-        if error.status == 404:
-            return False
-        if error.status != 403:
-            raise
-    return True
-
-
-def _nodes(cluster: ClusterApi, config: JobConfig, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """Whether enough nodes offer the devices of a pod."""
-    if not any(stage_named(stage).on_accelerators for stage in stages):
-        return
-    resources = dict(cluster.section.resources) or devices_of(config.compute.instance_type)
-    devices = {
-        key: int(value) for key, value in resources.items() if "/" in key and value.isdigit()
-    }
-    try:
-        nodes = list(cluster.items("/api/v1/nodes"))
-    except ClusterError as error:
-        if error.status != 403:
-            raise
-        yield Finding("nodes", "warning", "the nodes may not be listed, so they were not checked")
-        return
-    for name, count in devices.items():
-        amounts = [_amount(node, name) for node in nodes]
-        pods = sum(amount // count for amount in amounts)
-        if pods >= config.compute.instance_count:
-            yield Finding("nodes", "ok", f"the nodes offer {sum(amounts)} {name}")
-            continue
-        text = f"the nodes offer {sum(amounts)} {name}, for {pods} pods of {count}"
-        if any(amounts):
-            text += f", and the run takes {config.compute.instance_count}"
-        remedy = (
-            "nothing needs to be done if the cluster adds nodes; else correct kubernetes.resources"
-        )
-        yield Finding("nodes", "warning", text, remedy)
-
-
-def _amount(node: dict[str, object], name: str) -> int:
-    status = node.get("status")
-    allocatable = status.get("allocatable") if isinstance(status, dict) else None
-    value = str((allocatable or {}).get(name, "0"))
-    return int(value) if value.isdigit() else 0
 
 
 def _storage(backend: KubernetesBackend) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,7 @@ from smtrain.core.text import clean_values
 
 TIMEOUT_S = 30.0
 _LOGIN = "run `kubectl get pods`, which shows if your login works, and set kubernetes.context"
+_ASK = "ask the administrator of the cluster for this right"
 
 
 class ClusterError(JobError):
@@ -123,7 +125,7 @@ class ClusterApi:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, SSLError
 
         client = self._client
         headers = {"Accept": "application/json, */*", "Content-Type": content_type}
@@ -140,6 +142,12 @@ class ClusterApi:
                 timeout=TIMEOUT_S,
                 retries=False,
             )
+        except SSLError as error:  # no later attempt helps
+            raise ClusterError(
+                f"the cluster's API at {self._host} has another certificate than kubeconfig"
+                f" expects ({error}); run `aws eks update-kubeconfig` again, or set"
+                " kubernetes.context"
+            ) from None
         except HTTPError as error:
             raise ClusterLostError(
                 f"the cluster's API at {self._host} does not answer ({error}); check the network"
@@ -159,6 +167,7 @@ class ClusterApi:
         try:
             from kubernetes import client, config
             from kubernetes.config import ConfigException
+            from yaml import YAMLError
         except ImportError:
             raise JobError(
                 "target kubernetes needs the Python package kubernetes;"
@@ -168,14 +177,25 @@ class ClusterApi:
             # The package reads the variable only when it is imported.
             file = os.environ.get("KUBECONFIG") or None
             return config.new_client_from_config(file, self.section.context)
-        except (ConfigException, OSError) as error:
+        except (ConfigException, OSError, YAMLError) as error:
             if self.section.context is None:
                 try:
                     config.load_incluster_config()
                     return client.ApiClient()
                 except ConfigException:
                     pass
-            raise ClusterError(f"kubeconfig gives no access ({error}); {_LOGIN}") from None
+            raise ClusterError(self._no_access(config, file, error)) from None
+
+    def _no_access(self, config: Any, file: str | None, error: Exception) -> str:
+        """Explain why kubeconfig has no login."""
+        wanted = self.section.context
+        with suppress(Exception):  # the file cannot be read, which `error` says
+            contexts, _ = config.list_kube_config_contexts(file)
+            names = [context["name"] for context in contexts]
+            if wanted and wanted not in names:
+                one = ", ".join(names)
+                return f"kubeconfig has no context {wanted}; set kubernetes.context to one of {one}"
+        return f"kubeconfig gives no access ({error}); {_LOGIN}"
 
 
 def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:
@@ -189,8 +209,9 @@ def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterErro
         return ClusterLostError(
             f"the cluster cannot answer {method} {path} now ({message})", status, reason
         )
+    is_unknown_user = status == 401 or "system:anonymous" in message
     remedies = {
         401: f"; {_LOGIN}",
-        403: "; ask the administrator of the cluster for this right",
+        403: f"; {_LOGIN}" if is_unknown_user else f"; {_ASK}",
     }
     return ClusterError(f"{message}{remedies.get(status, '')}", status, reason)

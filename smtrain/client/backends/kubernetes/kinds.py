@@ -15,7 +15,7 @@ class ObjectKind:
     kind: str
     plural: str
     controller: str = ""
-    """What the cluster needs for it; empty if every cluster has it."""
+    """The controller that the cluster needs; empty if every cluster has it."""
     dependents: tuple[tuple[str, str, str], ...] = ()
     """(API, kind, plural) of further objects that a job of this kind gets."""
     suspend_path: tuple[str, ...] = ("suspend",)

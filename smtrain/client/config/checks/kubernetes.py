@@ -11,7 +11,10 @@ from smtrain.core.config.schema import JobConfig
 
 NAME_LENGTH = 30
 """Longest name of a run: the names of its jobs and pods must fit into 63 characters (RFC 1123)."""
-_NAME = re.compile(rf"[a-z0-9](-?[a-z0-9]){{0,{NAME_LENGTH - 1}}}")
+VARIABLE_BYTES = 131_072 - 1
+"""Longest `NAME=value` of a process (execve(2): MAX_ARG_STRLEN, with a zero at its end)."""
+_NAME = re.compile(r"[a-z](-?[a-z0-9])*")
+"""RFC 1035, "label", without double hyphens, which the names of stages are cut at."""
 _OF_SAGEMAKER = (
     "spot",
     "keep_alive",
@@ -23,11 +26,20 @@ _OF_SAGEMAKER = (
 )
 
 
+def _too_long(config: JobConfig) -> str | None:
+    """The first variable that no process can have. A $ takes two bytes in a manifest, one here."""
+    variables = config.compute.environment.items()
+    lengths = {name: len(f"{name}={value}".encode()) for name, value in variables}
+    return next((name for name, length in lengths.items() if length > VARIABLE_BYTES), None)
+
+
 def _short_name(config: JobConfig) -> str:
-    name = re.sub(r"-+", "-", config.name.lower())[:NAME_LENGTH].strip("-")
+    name = re.sub(r"-+", "-", config.name.lower())
+    name = (name if name[:1].isalpha() else f"run-{name}")[:NAME_LENGTH].strip("-")
     return (
-        f"name: {config.name} cannot name pods, which have small letters, digits and single hyphens,"
-        f" at most {NAME_LENGTH} here; choose another, such as {name}"
+        f"name: {config.name} cannot name pods and services, which begin with a letter and have"
+        f" small letters, digits and single hyphens, at most {NAME_LENGTH} here; choose another, such"
+        f" as {name}"
     )
 
 
@@ -39,7 +51,7 @@ KUBERNETES = (
     ),
     Rule(
         "name",
-        lambda c: len(c.name) > NAME_LENGTH or c.name != c.name.lower() or "--" in c.name,
+        lambda c: not _NAME.fullmatch(c.name) or len(c.name) > NAME_LENGTH,
         _short_name,
     ),
     Rule(
@@ -53,6 +65,15 @@ KUBERNETES = (
         lambda c: c.own_machine is not None and not c.kubernetes.resources,
         "kubernetes.resources: is missing, and smtrain cannot know how the cluster names the devices"
         " of your machine; give what a pod gets, such as {nvidia.com/gpu: 8}",
+    ),
+    Rule(
+        "compute.environment",
+        lambda c: _too_long(c) is not None,
+        lambda c: (
+            f"compute.environment: {_too_long(c)} has more than {VARIABLE_BYTES:,} bytes, and Linux"
+            " starts no process with it; put the text into a file of the image or of a volume"
+            " (kubernetes.data)"
+        ),
     ),
     Rule(
         "checkpoint.s3_uri",

@@ -157,7 +157,11 @@ def test_the_api_may_be_away_and_a_second_launch_may_be_faster(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["trainjob", "hyperpod", pytest.param("jobset", marks=pytest.mark.full)],  # trainjob runs one too
+    [
+        "trainjob",
+        "hyperpod",
+        pytest.param("jobset", marks=pytest.mark.full),
+    ],  # trainjob runs one too
 )
 def test_each_kind_runs_restarts_stops_and_leaves_nothing(
     cluster: StandInCluster, place: KubernetesBackend, script: list[str], tmp_path: Path, kind: str
