@@ -75,6 +75,9 @@ class JobFolder:
     def write(self, name: str, text: str) -> None:
         self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/{name}", Body=text.encode())
 
+    def delete(self, name: str) -> None:
+        self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{name}")
+
     def upload(self, path: Path, name: str) -> None:
         self.client.upload_file(str(path), self.bucket, f"{self.prefix}/{name}")
 
@@ -116,13 +119,16 @@ class Pod:
         environment = os.environ
         self.client, self.stage = client, stage
         self.job = JobFolder(client, environment["SMTRAIN_JOB_FOLDER"])
-        index = environment.get("JOB_COMPLETION_INDEX") or environment.get("GROUP_RANK", "0")
-        self.rank = int(index)
+        index = environment.get("JOB_COMPLETION_INDEX")
+        self.rank = int(index or environment.get("GROUP_RANK", "0"))
+        self.is_ranked = index is not None
+        """Whether the cluster knows the rank too. HyperPod's elastic agent chooses it."""
         self.hosts = int(environment["SMTRAIN_HOSTS"])
         address = environment.get("SMTRAIN_MASTER_ADDR") or environment.get("MASTER_ADDR")
         self.first = address or "127.0.0.1"
         self.ml = Path(tempfile.mkdtemp(prefix="smtrain-")) / "ml"
-        self.log = Log(self.ml.parent / "pod.log")
+        self.host = f"{host_name(self.rank)}-{environment.get('SMTRAIN_POD_UID', '0')[:8]}"
+        self.log = Log(self._log_path())
         self.gang = Gang(
             self.rank,
             self.hosts,
@@ -133,6 +139,22 @@ class Pod:
         self.stop_status = 0
         """Nonzero once the pod was told to end."""
         self.lost_reason = ""
+
+    def _log_path(self) -> Path:
+        """HyperPod's agent starts this program again in the same pod, whose log then has the lines
+        of both attempts.
+        """
+        if self.is_ranked:
+            return self.ml.parent / "pod.log"
+        return Path(tempfile.gettempdir()) / f"smtrain-{self.host}.log"
+
+    def announce(self) -> None:
+        """Leave the rank for the client, unless the cluster knows it. A log of an earlier attempt in
+        this pod goes, as the pod's own log is complete again only at the end.
+        """
+        if not self.is_ranked:
+            self.job.delete(f"logs/{self.host}.log")
+            self.job.write(f"hosts/{self.host}", "")
 
     def watch_for_stop(self) -> None:
         """End this pod when the job's folder has a file `stop`."""
@@ -219,8 +241,7 @@ class Pod:
     def leave_log(self) -> None:
         """Upload the log, which the node may rotate or delete."""
         with contextlib.suppress(Exception):
-            uid = os.environ.get("SMTRAIN_POD_UID", "0")[:8]
-            self.job.upload(self.log.path, f"logs/{host_name(self.rank)}-{uid}.log")
+            self.job.upload(self.log.path, f"logs/{self.host}.log")
 
 
 def make_resources(ml: Path, interface: str) -> None:
@@ -247,6 +268,7 @@ def main() -> None:
     threading.Thread(target=pod.watch_for_stop, daemon=True).start()
     status = 1
     try:
+        pod.announce()
         pod.prepare()
         status = pod.attend()
     except SystemExit as error:

@@ -53,10 +53,10 @@ class ClusterApi:
         return self._call("GET", path, query)
 
     def items(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
-        """All objects of a list, page by page. A list that changed too much begins again: 410 says
-        so, and an object may come twice then.
+        """All objects of a list, page by page, each once. A list that changed too much begins again:
+        410 says so.
         """
-        token = ""
+        token, seen_uids = "", set[str]()
         while True:
             try:
                 page = self.get(path, limit=500, **query, **({"continue": token} if token else {}))
@@ -65,7 +65,11 @@ class ClusterApi:
                     raise
                 token = ""
                 continue
-            yield from page.get("items") or ()
+            for item in page.get("items") or ():
+                if (uid := (item.get("metadata") or {}).get("uid")) not in seen_uids:
+                    yield item
+                if uid:
+                    seen_uids.add(uid)
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
                 return

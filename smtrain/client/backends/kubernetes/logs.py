@@ -27,7 +27,8 @@ _NODE_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?:Z|[+-]\d
 """The time that the API puts before each line."""
 _POD_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 """The time that a pod puts before each line."""
-_FILE = re.compile(r"(algo-\d+)-([0-9a-f-]+)\.log$")
+_FILE = re.compile(r"(algo-\d+-[0-9a-f-]+)\.log$")
+_HOST = re.compile(r"/(algo-\d+)-([0-9a-f-]+)$")
 
 
 class ClusterLogs:
@@ -37,7 +38,9 @@ class ClusterLogs:
         self, cluster: ClusterApi, place: SageMakerBackend, name: str, folder: str
     ) -> None:
         self._cluster, self._place, self._name = cluster, place, name
-        self._folder = f"{folder}/logs/"
+        self._folder, self._hosts_folder = f"{folder}/logs/", f"{folder}/hosts/"
+        self._hosts: dict[str, str] = {}
+        """Names of hosts by the UID of their pods, for pods that the cluster gives no rank."""
         self._stored: dict[str, list[dict[str, Any]]] = {}
 
     def since(self, start: int, pods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -45,9 +48,10 @@ class ClusterLogs:
         # The list of pods is older than the one of files: a pod that ends in between is in both.
         streams = self._stored_streams()
         for pod in pods:
-            uid = str(pod["metadata"]["uid"])[:8]
-            stream = f"{self._name}/algo-{rank_of(pod) + 1}-{uid}"
-            if stream not in streams and has_begun(pod):
+            if not has_begun(pod) or not (host := self._host(pod)):
+                continue
+            stream = f"{self._name}/{host}-{str(pod['metadata']['uid'])[:8]}"
+            if stream not in streams:
                 streams[stream] = list(self._live(pod, stream, start))
         return [event for stream in sorted(streams) for event in streams[stream]]
 
@@ -59,6 +63,17 @@ class ClusterLogs:
             by_host.setdefault(host, []).append(event)
         return [event for events in by_host.values() for event in events[-count:]]
 
+    def _host(self, pod: Mapping[str, Any]) -> str:
+        """The name of a pod's host, such as algo-1; empty if it is not known yet."""
+        rank, uid = rank_of(pod), str(pod["metadata"]["uid"])[:8]
+        if rank is not None:
+            return f"algo-{rank + 1}"
+        if uid not in self._hosts:
+            for item in self._place.listing(self._hosts_folder):
+                if match := _HOST.search(str(item["Key"])):
+                    self._hosts[match[2]] = match[1]
+        return self._hosts.get(uid, "")
+
     def _stored_streams(self) -> dict[str, list[dict[str, Any]]]:
         """The events of the logs in S3 by stream."""
         streams = {}
@@ -66,7 +81,7 @@ class ClusterLogs:
         for item in self._place.listing(self._folder):
             if not (match := _FILE.search(str(item["Key"]))):
                 continue
-            stream = f"{self._name}/{match[1]}-{match[2]}"
+            stream = f"{self._name}/{match[1]}"
             if item["ETag"] not in self._stored:
                 text = self._place.read(f"s3://{bucket}/{item['Key']}").decode("utf-8", "replace")
                 self._stored[item["ETag"]] = list(

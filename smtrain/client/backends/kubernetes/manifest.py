@@ -14,6 +14,8 @@ The files of a job in S3:
                                stop           exists if the user asked the job to stop
                                output/model/  the stage's result; output/data/: its measurements
                                failures/      the cause of a failure, a file a pod
+                               logs/          the log of each pod that has ended
+                               hosts/         the rank of each pod of a HyperPodPyTorchJob
     <storage>/<run>/checkpoints/              the run's checkpoints
 """
 

@@ -20,8 +20,6 @@ names none: its CLI's tests know the last two (sagemaker-hyperpod 3.9.0).
 """
 INDEX = "batch.kubernetes.io/job-completion-index"
 """Label and annotation of a pod of a Job."""
-POD_INDEX = "apps.kubernetes.io/pod-index"
-"""Label of a pod of a StatefulSet."""
 
 
 def state_of(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> JobState:
@@ -78,12 +76,12 @@ def ended_at(job: Mapping[str, Any]) -> datetime | None:
     return None
 
 
-def rank_of(pod: Mapping[str, Any]) -> int:
-    """The index of a pod in its job."""
+def rank_of(pod: Mapping[str, Any]) -> int | None:
+    """The index of a pod in its job; None if only the pod knows it (HyperPod)."""
     metadata = pod["metadata"]
-    labels = metadata.get("labels") or {}
-    index = labels.get(INDEX) or (metadata.get("annotations") or {}).get(INDEX)
-    return int(index or labels.get(POD_INDEX) or 0)
+    index = (metadata.get("labels") or {}).get(INDEX)
+    index = index or (metadata.get("annotations") or {}).get(INDEX)
+    return None if index is None else int(index)
 
 
 def has_begun(pod: Mapping[str, Any]) -> bool:

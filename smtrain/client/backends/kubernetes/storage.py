@@ -21,7 +21,7 @@ from smtrain.core.text import Say
 
 REGION = "us-east-1"
 """The region of S3 and of estimated prices if nothing names one."""
-_WORDS = ("stop", "failures/", "logs/")
+_WORDS = ("stop", "failures/", "logs/", "hosts/")
 """Files of an earlier job with the same name, which a new job would read as its own."""
 
 

@@ -19,6 +19,7 @@ from smtrain.client.backends.kubernetes.manifest import manifests
 from smtrain.client.backends.kubernetes.state import state_of
 from smtrain.core.config.kubernetes import Kubernetes
 from testing.kubernetes_api import StandInCluster
+from testing.kubernetes_pods import POD_INDEX
 from tests.client.backends.kubernetes.conftest import BOX, IMAGE, wait_for
 
 WAITS = "trap 'echo saved; exit 143' TERM; echo waits; while :; do sleep 0.05; done"
@@ -154,6 +155,14 @@ def test_the_api_may_be_away_and_a_second_launch_may_be_faster(
         place.describe("none", None)
 
 
+def announce(cluster: StandInCluster, place: KubernetesBackend) -> None:
+    """Leave the rank of each pod that the cluster gives none, as kubernetes_node.py does."""
+    for pod in cluster.store.select("pods", "default", label_selector=POD_INDEX):
+        labels, uid = pod["metadata"]["labels"], pod["metadata"]["uid"][:8]
+        folder = f"s3://bucket/smtrain/own/jobs/{labels['smtrain.io/job']}/hosts"
+        place.storage.write(f"{folder}/algo-{int(labels[POD_INDEX]) + 1}-{uid}", b"")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
@@ -173,9 +182,12 @@ def test_each_kind_runs_restarts_stops_and_leaves_nothing(
     place.submit(request())
     wait_for(lambda: status(place)[0] == "Completed")
     assert place.submit(request()) is None
+    announce(cluster, place)
     assert {("algo-1", "pod 0"), ("algo-2", "pod 1")} == set(lines(place))
     script[0] = WAITS
     place.submit(request("own-train-11111111", 1))
+    wait_for(lambda: len(cluster.controllers.processes) >= 5)
+    announce(cluster, place)
     wait_for(lambda: lines(place, "own-train-11111111") == [("algo-1", "waits")])
     place.stop("own-train-11111111")
     if KINDS[kind].stops_by_file:

@@ -21,7 +21,7 @@ from tests.ports import free_port
 def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """A module of entrypoints/ by its name."""
     monkeypatch.syspath_prepend(str(ROOT / "entrypoints"))
-    for name in ("gang", "checkpoint_sync", "s3_inputs"):
+    for name in ("gang", "checkpoint_sync", "s3_inputs", "kubernetes_node"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module
 
@@ -143,3 +143,30 @@ def test_a_key_outside_the_folder_is_refused(
     sync = modules("checkpoint_sync").CheckpointSync(client, "s3://bucket/run", tmp_path, print)
     with pytest.raises(SystemExit, match="points outside the folder of checkpoints"):
         sync.pull()
+
+
+def test_another_attempt_in_the_same_pod_continues_its_log(
+    s3: str, modules: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """HyperPod's agent starts the program again; until it ends, the log of the pod is read."""
+    monkeypatch.delenv("JOB_COMPLETION_INDEX", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name, value in (
+        ("SMTRAIN_JOB_FOLDER", "s3://bucket/job"),
+        ("SMTRAIN_HOSTS", "2"),
+        ("SMTRAIN_POD_UID", "0123456789"),
+        ("GROUP_RANK", "1"),
+        ("MASTER_ADDR", "10.0.0.1"),
+    ):
+        monkeypatch.setenv(name, value)
+    module, client = modules("kubernetes_node"), boto3.Session().client("s3")
+    for text in ("one", "two"):
+        pod = module.Pod(client, "train")
+        assert (pod.rank, pod.first) == (1, "10.0.0.1")
+        pod.announce()
+        assert keys() == ["job/hosts/algo-2-01234567"]
+        pod.log.say(text)
+        pod.leave_log()
+        pod.log._file.close()
+    log = client.get_object(Bucket="bucket", Key="job/logs/algo-2-01234567.log")["Body"].read()
+    assert [line.split()[1] for line in log.decode().splitlines()] == ["one", "two"]
