@@ -31,6 +31,7 @@ from testing.kubernetes_operators import AGENT, check_references
 from testing.kubernetes_store import CLUSTER_WIDE, KINDS, RefusedError, Store
 
 TOKEN = "stand-in"
+ISSUER = "https://oidc.eks.us-east-1.amazonaws.com/id/0123456789ABCDEF"
 STEP_SECONDS = 0.05
 
 
@@ -207,6 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
         match parts:
             case ["version"]:
                 self._send(200, {"major": "1", "minor": "31", "gitVersion": "v1.31.0"})
+            case [".well-known", "openid-configuration"]:
+                self._send(200, {"issuer": ISSUER})
             case ["api"]:
                 self._send(200, {"kind": "APIVersions", "versions": ["v1"]})
             case ["apis"]:

@@ -18,7 +18,7 @@ from smtrain.cli.help import Helped, HelpedGroup
 from smtrain.core.model.hf_folder import folder_of as folder_with
 from smtrain.core.protocol.requests import is_of_run
 from smtrain.core.protocol.uris import RUN
-from smtrain.core.targets import TARGETS, TargetName
+from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 from smtrain.core.text import say
 
 if TYPE_CHECKING:
@@ -130,6 +130,14 @@ class ConfigOptions:
     @property
     def target_name(self) -> TargetName | None:
         return name_of(self.target)
+
+    def record(self) -> TargetRecord:
+        """The target of the jobs."""
+        from smtrain.client.planner.resolve import load_config
+
+        if self.target_name:
+            return TARGETS[self.target_name]
+        return TARGETS[load_config(self.config, set_=self.keys()).target]
 
     def load(self) -> JobConfig:
         """The checked config, tagged with the git commit of its folder."""

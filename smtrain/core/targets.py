@@ -63,6 +63,8 @@ class TargetRecord:
     """
     described: bool = False
     """Its machines have no types: an entry of `machines` must describe them."""
+    pod_roles: bool = False
+    """Its jobs are pods that take a role of AWS by their service account."""
     images: bool = False
     """Every job runs in `compute.image`."""
     log: str | None = None
@@ -149,6 +151,7 @@ TARGETS: dict[str, TargetRecord] = {
             queues=True,
             own_machines=True,
             images=True,
+            pod_roles=True,
             secrets="keep it in a Secret of the cluster, and name that in kubernetes.env_secret",
             unpriced="on a Kubernetes cluster",
         ),

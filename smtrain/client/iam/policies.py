@@ -30,7 +30,7 @@ from smtrain.core.facts.images import EcrImage, ecr_image
 from smtrain.core.protocol.owner import owner_uri
 from smtrain.core.protocol.uris import split_uri
 from smtrain.core.public_api import public
-from smtrain.core.targets import TargetName
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.stages import stages_of
 from smtrain.stages.base import checkpoint_uri, run_uri
 
@@ -365,11 +365,16 @@ def policies(
     which AWS is asked. The default name is smtrain-training. With `tune` the policies allow
     `smtrain tune`, with `endpoint` an endpoint of this name for the model (`smtrain deploy`, `chat
     --endpoint`, `undeploy`), with `group` its registration in this model package group (`smtrain
-    register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises `ConfigError`
+    register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). For pods of a
+    Kubernetes cluster they are those of the service account's role. Raises `ConfigError`
     as loading does, and `JobError` if the account or the region is unknown.
     """
     other_commands = OtherCommands(tune, endpoint, group, pipeline)
     config = load_config(source, set_=set_, target=target, **sections)
+    if TARGETS[target or config.target].pod_roles:
+        from smtrain.client.iam.pods import pod_policies
+
+        return pod_policies(config, backend_of(config, target))
     place = sagemaker(backend_of(config, target))
     name = config.compute.role or ROLE_NAME
     if place.record.rented and not name.startswith("arn:"):
