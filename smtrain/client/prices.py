@@ -70,7 +70,8 @@ class Prices:
 
     Raises `ConfigError` for a file in another format.
 
-    For targets slurm and pai-dlc only the user's rows count: the shipped ones are SageMaker's.
+    For a target without SageMaker's API only the user's rows count: the shipped ones are
+    SageMaker's.
     """
 
     def __init__(

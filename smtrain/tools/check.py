@@ -59,7 +59,7 @@ def check(
         pipeline: Also check what a SageMaker pipeline of this name needs.
         prices: Also ask AWS for the prices of the machines, and store them for plans in
             $SMTRAIN_HOME/prices-aws.toml.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, instead of the config's `target`.
+        target: the name of a target, instead of the config's `target`.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and
             `sections`.
         **sections: The config's sections as mappings, merged into `source`.

@@ -53,7 +53,7 @@ def launch(
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
             all of it.
         stage: The stage to start.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
+        target: the name of a target, in place of the config's `target`.
         wait: Follow the job until it ends.
         again: Do what has been done already once more.
         check: Start nothing without the requested checkpoint, nor, on AWS, with a fault of
@@ -146,7 +146,7 @@ def run(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`; or a list of these.
             None: `sections` are all of it.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
+        target: the name of a target, in place of the config's `target`.
         again: Do what has been done already once more.
         check: Start nothing without the requested checkpoint, nor, on AWS, with a fault of
             `smtrain.check`.

@@ -1,16 +1,16 @@
 """The protocol of a backend: describe, list and stop jobs, read their lines and files.
 
-`client.backends.sagemaker.backend.SageMakerBackend` uses the SageMaker API (AWS, or the local
-control plane), `client.backends.slurm.backend.SlurmBackend` uses Slurm's commands and the files
-that its jobs write, `client.backends.pai.backend.PaiBackend` uses the API of PAI-DLC and OSS.
-Requests and answers have SageMaker's form. Submitting is not part of `Backend`: on SageMaker a
-launch retries until it gets machines; a `JobQueue` has a queue.
+Each folder next to this file has one in its `backend.py` (`TargetRecord.folder`); `sagemaker` uses
+the SageMaker API of AWS or of the local control plane. Requests and answers have SageMaker's form.
+Submitting is not part of `Backend`: on SageMaker a launch retries until it gets machines; a
+`JobQueue` has a queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +58,12 @@ class Pace:
     """
     look: float
     """Between two looks at a job that waits for its machines."""
+
+
+CLOUD_PACE = Pace(
+    5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10
+)
+"""The pace of a cloud, whose calls are counted and whose lines arrive late."""
 
 
 class Backend(Protocol):

@@ -64,7 +64,7 @@ class Explanation:
     exit_code: int | None
     cause: Cause | None
     source: str = "SageMaker"
-    """The source of the reason: SageMaker, Slurm or PAI-DLC."""
+    """The source of the reason (`TargetRecord.service`)."""
 
     @property
     def has_failed(self) -> bool:

@@ -57,7 +57,7 @@ class Job:
     Args:
         name: Its name or ARN. The name of a run is its running job, else its newest; of a
             queued run the failed stage, else the next to run.
-        target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a job of that name,
+        target: the name of a target. Default: the one that has a job of that name,
             first here, then on AWS.
 
     Raises:

@@ -132,11 +132,11 @@ def plan(
         measured: Tokens a second that a run of this config reached, with its own mesh and machines
             (or on a machine of your own, if `machines` names only that one). All plans for the same
             chip are corrected by it.
-        target: Plan a run on `aws`, a `local` one, one on a `slurm` cluster, which cluster.time
-            divides into attempts, or one on `pai-dlc`. Default: slurm or pai-dlc if the config says
-            so; local if the config says so, names no compute.instance_type, and `machines`, `best`
-            and the limits are not given; else aws. A local plan without an instance type is for
-            this machine: processes and memory, no dollars.
+        target: The name of a target; on a Slurm cluster, cluster.time divides a run into attempts.
+            Default: the config's target, except that local counts only if the config names no
+            compute.instance_type, and `machines`, `best` and the limits are not given; else aws. A
+            local plan without an instance type is for this machine: processes and memory, no
+            dollars.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Wins over `source` and
             `sections`.
         **sections: The config's sections as mappings, merged into `source`.

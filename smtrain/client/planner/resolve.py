@@ -59,7 +59,7 @@ def load_config(
         source: A YAML file's path, a YAML text of several lines, a mapping, or a `JobConfig`. None:
             `sections` are all of it.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML.
-        target: `local`, `aws`, `slurm` or `pai-dlc`; overrides the config.
+        target: the name of a target; overrides the config.
         **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
@@ -289,8 +289,8 @@ def _engine_cannot_train(config: JobConfig) -> bool:
 def planned_for(
     source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any
 ) -> str:
-    """The target of a plan that names none: slurm, pai-dlc or local if the config says so, else
-    aws.
+    """The target of a plan that names none: the config's if its jobs do not run by SageMaker's API,
+    local if the config says so, else aws.
 
     A local config that names an instance type is planned on AWS, as it is a trial of a run there;
     so is every plan `for_machines`, whose instances were named. A machine of the user's own is no

@@ -54,7 +54,7 @@ def request(
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
             all of it.
         stage: The stage that it is for.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
+        target: the name of a target, in place of the config's `target`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over
             `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.

@@ -43,7 +43,7 @@ class Run:
     Args:
         source: The name of a run, or of one of its jobs, whose newest job of each stage counts. Or
             a config, for a run whose stages are added to `results`.
-        target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a run of that name,
+        target: the name of a target. Default: the one that has a run of that name,
             first here, then on AWS.
 
     Raises:

@@ -52,7 +52,7 @@ def report(
     Args:
         run: The run's name, or the name or ARN of one of its jobs.
         out: The file to write. Default: `<run>.html` in the working directory.
-        target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the target that the run was started
+        target: the name of a target. Default: the target that the run was started
             with here, else AWS.
         overwrite: Replace a file other than a report.
 

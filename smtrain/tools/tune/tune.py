@@ -73,7 +73,7 @@ def tune(
             step.
         out: The folder for best.yaml, trials.json and, with matplotlib, tuning.png. Default: no
             files.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
+        target: the name of a target, in place of the config's `target`.
         check: On AWS, run `smtrain.check` first, and start nothing if it finds a fault.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over
             `source` and `sections`.

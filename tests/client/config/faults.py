@@ -2351,6 +2351,7 @@ KUBERNETES = (
         )
         for name, value, more in (
             ("spot", True, False),
+            ("fallback_regions", ["us-west-2"], True),
             ("keep_alive", 60, False),
             ("training_plan", PLAN, False),
             ("infra_check", True, False),

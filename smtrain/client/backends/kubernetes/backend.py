@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.client.backends.base import Body, Pace
+from smtrain.client.backends.base import CLOUD_PACE, Body
 from smtrain.client.backends.description import (
     JobTimes,
     definitions,
@@ -68,9 +67,7 @@ class KubernetesBackend:
     def grace(self) -> int:
         return self.section.grace
 
-    pace = Pace(
-        5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10
-    )
+    pace = CLOUD_PACE
 
     @cached_property
     def cluster(self) -> ClusterApi:

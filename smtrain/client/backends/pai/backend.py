@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.client.backends.base import Body, Pace
+from smtrain.client.backends.base import CLOUD_PACE, Body
 from smtrain.client.backends.description import (
     JobState,
     JobTimes,
@@ -77,9 +76,7 @@ class PaiBackend:
     def grace(self) -> int:
         return self.section.grace
 
-    pace = Pace(
-        5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10
-    )
+    pace = CLOUD_PACE
 
     @cached_property
     def cloud(self) -> Cloud:

@@ -6,11 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import Backend, Pace, TokenExpiredError
+from smtrain.client.backends.base import CLOUD_PACE, Backend, Pace, TokenExpiredError
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
@@ -23,7 +22,6 @@ from smtrain.core.suggest import nearest
 from smtrain.core.targets import GRACE
 
 _LOCAL_PACE = Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120, (0.5, 5), 0.2)
-_AWS = Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10)
 
 _TRIES = 4
 
@@ -36,7 +34,7 @@ class SageMakerBackend(Clients):
 
     @property
     def pace(self) -> Pace:
-        return _LOCAL_PACE if self.record.here else _AWS
+        return _LOCAL_PACE if self.record.here else CLOUD_PACE
 
     def base(self, uri: str | None) -> str:
         return (uri or f"s3://{self.default_bucket()}/smtrain").rstrip("/")

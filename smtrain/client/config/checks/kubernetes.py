@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from smtrain.client.config.checks.pods import pod_rules
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
+from smtrain.client.config.checks.rule import Fault, rule_faults
 from smtrain.core.config.schema import JobConfig
 
 NAME_LENGTH = 30
@@ -15,15 +16,6 @@ VARIABLE_BYTES = 131_072 - 1
 """Longest `NAME=value` of a process (execve(2): MAX_ARG_STRLEN, with a zero at its end)."""
 _NAME = re.compile(r"[a-z](-?[a-z0-9])*")
 """RFC 1035, "label", without double hyphens, which the names of stages are cut at."""
-_OF_SAGEMAKER = (
-    "spot",
-    "keep_alive",
-    "training_plan",
-    "infra_check",
-    "retries",
-    "compile_ahead",
-    "instance_group",
-)
 
 
 def _too_long(config: JobConfig) -> str | None:
@@ -75,40 +67,7 @@ KUBERNETES = (
             " (kubernetes.data)"
         ),
     ),
-    Rule(
-        "checkpoint.s3_uri",
-        lambda c: c.checkpoint.s3_uri,
-        "checkpoint.s3_uri: on Kubernetes checkpoints lie below kubernetes.storage; leave it out",
-    ),
-    *(
-        Rule(
-            f"compute.{name}",
-            all_set(f"compute.{name}"),
-            f"compute.{name}: applies to SageMaker only; leave it out",
-        )
-        for name in _OF_SAGEMAKER
-    ),
-    Rule(
-        "network",
-        lambda c: c.network.isolation or c.network.subnets,
-        "network: applies to SageMaker only; leave it out",
-    ),
-    *(
-        Rule(
-            f"data.{name}",
-            broken_by,
-            f"data.{name}: on Kubernetes one pod prepares the data; leave it out",
-        )
-        for name, broken_by in (
-            ("machines", lambda c: c.data.machines > 1),
-            ("ray_address", lambda c: c.data.ray_address),
-        )
-    ),
-    Rule(
-        "track.tensorboard",
-        lambda c: c.track.tensorboard == "live",
-        "track.tensorboard: SageMaker alone copies these files while a job runs; leave it out",
-    ),
+    *pod_rules("Kubernetes", "kubernetes.storage"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from smtrain.client.config.checks.pods import pod_rules
 from smtrain.client.config.checks.rule import ConfigRule as Rule
 from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
 from smtrain.core.config.pai import INPUTS, is_bucket
@@ -120,54 +121,12 @@ PAI = (
         "pai.vpc.cidrs: is missing, and PAI needs all address ranges of the VPC with"
         " pai.vpc.switch; name them, such as [192.168.0.0/16]",
     ),
-    Rule(
-        "checkpoint.s3_uri",
-        lambda c: c.checkpoint.s3_uri,
-        "checkpoint.s3_uri: on PAI-DLC checkpoints lie below pai.storage; leave it out",
-    ),
-    *(
-        Rule(
-            f"compute.{name}",
-            all_set(f"compute.{name}"),
-            f"compute.{name}: applies to SageMaker only; leave it out",
-        )
-        for name in (
-            "spot",
-            "fallback_regions",
-            "keep_alive",
-            "training_plan",
-            "infra_check",
-            "retries",
-            "compile_ahead",
-            "instance_group",
-        )
-    ),
-    Rule(
-        "network",
-        lambda c: c.network.isolation or c.network.subnets,
-        "network: applies to SageMaker only; leave it out",
-    ),
-    *(
-        Rule(
-            f"data.{name}",
-            broken_by,
-            f"data.{name}: on PAI-DLC one pod prepares the data; leave it out",
-        )
-        for name, broken_by in (
-            ("machines", lambda c: c.data.machines > 1),
-            ("ray_address", lambda c: c.data.ray_address),
-        )
-    ),
+    *pod_rules("PAI-DLC", "pai.storage"),
     Rule(
         "model.token",
         lambda c: c.model.token,
         "model.token: names a secret of AWS, which PAI-DLC cannot read; leave it out, and give a"
         " copy of the model",
-    ),
-    Rule(
-        "track.tensorboard",
-        lambda c: c.track.tensorboard == "live",
-        "track.tensorboard: SageMaker alone copies these files while a job runs; leave it out",
     ),
     Rule(
         "track.wandb",

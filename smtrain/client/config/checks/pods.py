@@ -1,0 +1,57 @@
+"""Rules for every target whose jobs are pods with one store: PAI-DLC and Kubernetes."""
+
+from __future__ import annotations
+
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import all_set
+
+_OF_SAGEMAKER = (
+    "spot",
+    "fallback_regions",
+    "keep_alive",
+    "training_plan",
+    "infra_check",
+    "retries",
+    "compile_ahead",
+    "instance_group",
+)
+
+
+def pod_rules(title: str, storage: str) -> tuple[Rule, ...]:
+    """The rules; `title` names the target, `storage` the key of its store."""
+    return (
+        Rule(
+            "checkpoint.s3_uri",
+            lambda c: c.checkpoint.s3_uri,
+            f"checkpoint.s3_uri: on {title} checkpoints lie below {storage}; leave it out",
+        ),
+        *(
+            Rule(
+                f"compute.{name}",
+                all_set(f"compute.{name}"),
+                f"compute.{name}: applies to SageMaker only; leave it out",
+            )
+            for name in _OF_SAGEMAKER
+        ),
+        Rule(
+            "network",
+            lambda c: c.network.isolation or c.network.subnets,
+            "network: applies to SageMaker only; leave it out",
+        ),
+        *(
+            Rule(
+                f"data.{name}",
+                broken_by,
+                f"data.{name}: on {title} one pod prepares the data; leave it out",
+            )
+            for name, broken_by in (
+                ("machines", lambda c: c.data.machines > 1),
+                ("ray_address", lambda c: c.data.ray_address),
+            )
+        ),
+        Rule(
+            "track.tensorboard",
+            lambda c: c.track.tensorboard == "live",
+            "track.tensorboard: SageMaker alone copies these files while a job runs; leave it out",
+        ),
+    )
