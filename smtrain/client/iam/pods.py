@@ -87,7 +87,7 @@ def _issuer(place: KubernetesBackend, domain: str) -> str:
 
 
 def _place_of(place: KubernetesBackend) -> tuple[str, str, str]:
-    """Partition, region and account of the cluster, by a context that is its ARN."""
+    """Partition, region and account of the cluster, by a context named after its ARN."""
     parts = (place.section.context or "").split(":")
     if parts[0] == "arn" and len(parts) > 5:
         return parts[1], parts[3], parts[4]

@@ -1,4 +1,4 @@
-"""Ask a cluster why a job that is in progress has no running pods."""
+"""Ask a cluster why an unfinished job has no running pods."""
 
 from __future__ import annotations
 
