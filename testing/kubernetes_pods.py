@@ -49,6 +49,7 @@ class StandInProcess:
         self.folder: Path = cluster.root / "pods" / self.uid
         (self.folder / "tmp").mkdir(parents=True)
         self.killed_at: float | None = None
+        self._has_ended = False
         container = pod["spec"]["containers"][0]
         variables = self._variables(pod, container, cluster)
         self._mount(pod, container, cluster)
@@ -154,7 +155,9 @@ class StandInProcess:
         status = self.process.poll()
         if status is None:
             return None
-        self._kill_rest()
+        if not self._has_ended:  # reading /proc takes milliseconds, and each step looks
+            self._kill_rest()
+            self._has_ended = True
         return status if status >= 0 else 128 - status
 
     def kill(self) -> None:
