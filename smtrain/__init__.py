@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from smtrain.tools.tune.tune import tune
     from smtrain.worker.checkpoint.convert import ReadOptions
     from smtrain.worker.checkpoint.targets import (
+        Dcp,
         HuggingFace,
         Megatron,
         Native,
@@ -66,6 +67,7 @@ _HOME = {
     "Native": "smtrain.worker.checkpoint.targets",
     "Megatron": "smtrain.worker.checkpoint.targets",
     "NemoMegatron": "smtrain.worker.checkpoint.targets",
+    "Dcp": "smtrain.worker.checkpoint.targets",
     "Peft": "smtrain.worker.checkpoint.targets",
     "JobConfig": "smtrain.core.config",
     "load_config": "smtrain.client.planner.resolve",
@@ -104,6 +106,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "DataError",
+    "Dcp",
     "Finding",
     "HuggingFace",
     "Job",

@@ -76,8 +76,8 @@ def convert(
         str,
         typer.Option(
             help=(
-                "Kind to write: nxd, hf, native, megatron, nemo-megatron; of LoRA checkpoints,"
-                " peft."
+                "Kind to write: nxd, hf, native, megatron, nemo-megatron, dcp"
+                " (torch.distributed.checkpoint); of LoRA checkpoints, peft."
             )
         ),
     ],
@@ -91,7 +91,8 @@ def convert(
         typer.Option(
             "--format",
             "--form",
-            help="nxd: pt (default) or xser; megatron: torch_dist (default) or torch.",
+            help="nxd: pt (default) or xser; megatron: torch_dist (default) or torch; dcp:"
+            " torchtitan (default) or accelerate.",
         ),
     ] = None,
     qkv: Annotated[

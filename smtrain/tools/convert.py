@@ -46,17 +46,18 @@ def convert(
 ) -> MergeEffect | None:
     """Write the weights of `source` into `output`, which appears whole or stays as it was.
 
-    The source's kind and topology are read from it. From native to native the optimizer's state
-    goes along, and training resumes from the result. Run again after an interruption, it resumes;
-    run again after it has ended, it leaves the result.
+    The source's kind and topology are read from it. Between native and torch's distributed
+    checkpoints (`Dcp`), and from native to native, the optimizer's state goes along, and training
+    resumes from the result. Run again after an interruption, it resumes; run again after it has
+    ended, it leaves the result.
 
     Args:
-        source: A folder, s3:// or oss:// URI: Hugging Face, NxD shards, a native checkpoint or one
-            of Megatron's.
+        source: A folder, s3:// or oss:// URI: Hugging Face, NxD shards, a native checkpoint, one
+            of Megatron's, or torch's distributed checkpoint of torchtitan or accelerate.
         output: The folder, s3:// or oss:// URI to write.
         to: The kind to write, with its options: `HuggingFace`, `Nxd`, `Native`, `Megatron`,
-            `NemoMegatron` (neuronx-nemo-megatron); for a run's checkpoints with a LoRA adapter,
-            `Peft`.
+            `NemoMegatron` (neuronx-nemo-megatron), `Dcp` (torch.distributed.checkpoint); for a
+            run's checkpoints with a LoRA adapter, `Peft`.
         config: The model's folder, or its config.json, if the source has none, as NxD's and
             Megatron's own saves. Its tokenizer, licence and other files go along. For `Peft` too.
         read: How to read a source whose files do not tell.

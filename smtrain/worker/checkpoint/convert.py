@@ -15,6 +15,8 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.core.public_api import public_class
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
+from smtrain.worker.checkpoint.dcp.state import DcpState
+from smtrain.worker.checkpoint.dcp.writer import write_dcp
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.huggingface.companions import (
     OF_A_WHOLE_MODEL,
@@ -34,6 +36,7 @@ from smtrain.worker.checkpoint.open import open_weights, step_names
 from smtrain.worker.checkpoint.sources import Cast, WeightSource
 from smtrain.worker.checkpoint.storage import is_uri, place, refuse_overlap
 from smtrain.worker.checkpoint.targets import (
+    Dcp,
     HuggingFace,
     Megatron,
     Native,
@@ -213,14 +216,18 @@ def _companions(source: str, weights: WeightSource) -> CompanionFiles:
 def _write(
     weights: WeightSource,
     output: Path | str,
-    to: HuggingFace | Nxd | Native | Megatron | NemoMegatron,
+    to: HuggingFace | Nxd | Native | Megatron | NemoMegatron | Dcp,
     config: str | None,
     overwrite: bool,
     companions: CompanionFiles,
 ) -> str:
     """Write the weights; returns the parts of a multimodal model that stay as they are."""
     # Optimizer state belongs to the weights as they were read: merged or reordered ones get none.
-    state = StateReader.present(weights) if isinstance(to, Native) else None
+    state = (
+        StateReader.present(weights) or DcpState.present(weights)
+        if isinstance(to, Native | Dcp)
+        else None
+    )
     if to.dtype is not None:
         weights = Cast(weights, BY_PRECISION[to.dtype])
     # Elsewhere such a family would lose what the format lacks, such as its norms, without an error.
@@ -232,6 +239,8 @@ def _write(
         )
     if isinstance(to, Native):
         write_native(weights, output, to, state, overwrite, companions)
+    elif isinstance(to, Dcp):
+        write_dcp(weights, output, to, state, overwrite, companions)
     elif isinstance(to, NemoMegatron):
         write_nnm(weights, output, to, overwrite, companions)
     elif isinstance(to, Nxd):

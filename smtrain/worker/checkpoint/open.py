@@ -17,6 +17,8 @@ from smtrain.core.protocol.uris import not_here, spelling_fault
 from smtrain.core.suggest import near_path
 from smtrain.worker.checkpoint import manifest as native_manifest
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
+from smtrain.worker.checkpoint.dcp.reader import DcpSource
+from smtrain.worker.checkpoint.dcp.reader import folder_in as dcp_folder
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config
 from smtrain.worker.checkpoint.megatron.legacy import FOLDER, MegatronSource, iteration, rank_files
 from smtrain.worker.checkpoint.megatron.torch_dist import TorchDistSource, backend
@@ -35,8 +37,8 @@ def open_weights(
     kv_order: KvOrder = "tiled",
     masters: bool = False,
 ) -> WeightSource:
-    """Open a Hugging Face folder, NxD shards (or a folder of whole tags), a run's checkpoints, or
-    Megatron's.
+    """Open a Hugging Face folder, NxD shards (or a folder of whole tags), a run's checkpoints,
+    Megatron's, or a folder of torch.distributed.checkpoint.
 
     Of a run, the newest whole checkpoint of the newest line is opened
     (`smtrain.core.protocol.lineage`). `path` is a folder, an s3:// URI or a place. `config` is for
@@ -68,6 +70,8 @@ def open_weights(
             else config
         )
         return NxDSource(location.subfolder(tag), tag_config, kv_order)
+    if (dcp_step := dcp_folder(location)) is not None and backend(location) is None:
+        return _open_dcp(location, dcp_step, full_config)
     if megatron := open_megatron(location, config, masters):
         return megatron
     if fault := folder_misfit(location.files(), str(location)):
@@ -78,10 +82,19 @@ def open_weights(
     listing = ", ".join(names[:5]) + (" and more" if len(names) > 5 else "") if names else "nothing"
     raise CheckpointError(
         f"{location} holds {listing}, and no weights known here; give a Hugging Face folder with"
-        " model.safetensors, a folder of NxD shards, a checkpoint folder of Megatron or one of"
-        " smtrain.",
+        " model.safetensors, a folder of NxD shards, of torch.distributed.checkpoint, or a checkpoint"
+        " folder of Megatron or of smtrain.",
         code="checkpoint.missing",
     )
+
+
+def _open_dcp(location: Place, step: str, config: dict[str, Any] | None) -> DcpSource:
+    """Open a folder of torch.distributed.checkpoint, or the step in it."""
+    at = location.subfolder(step) if step else location
+    # A run's config.json may be next to its steps.
+    if config is None and "config.json" not in at.files() and "config.json" in location.files():
+        config = read_config(location)
+    return DcpSource(at, config)
 
 
 def _existing_place(path: str) -> Place:

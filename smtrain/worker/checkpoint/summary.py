@@ -15,6 +15,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
+from smtrain.worker.checkpoint.dcp.reader import DcpSource
 from smtrain.worker.checkpoint.dtypes import values
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.megatron.legacy import MegatronSource
@@ -27,7 +28,7 @@ from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.tensor_files import BLOCK
 from smtrain.worker.checkpoint.verifying import verify as verify_native
 
-_STEP = re.compile(r"(?:global_?step|step|iter|iteration)[_-]?(\d+)")
+_STEP = re.compile(r"(?:global_?step|step|iter|iteration|checkpoint)[_-]?(\d+)")
 """Names of a step's folder in training scripts, such as those of NxD; other numbers in a name are
 no step.
 """
@@ -39,7 +40,7 @@ class CheckpointSummary:
 
     path: str
     kind: str
-    """hf, nxd, native, megatron or nemo-megatron."""
+    """hf, nxd, native, megatron, nemo-megatron or dcp."""
     family: str
     parameters: int
     dtype: str
@@ -96,6 +97,9 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> Checkpoin
             facts["topology"] = {"tp": source.tp, "pp": source.pp}
         if isinstance(source, MegatronSource) and shape.experts is not None:
             facts["topology"] |= {"ep": source.ep}
+    elif isinstance(source, DcpSource):
+        step_match = _STEP.fullmatch(str(location).rstrip("/").rsplit("/", 1)[-1])
+        facts |= {"kind": "dcp", "step": int(step_match[1]) if step_match else None}
     else:
         facts["hashes"] = bool(read_manifest(location))
     if shape.experts is not None:
@@ -185,7 +189,8 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
     if isinstance(source, NativeSource):
         verify_native(Path(str(location)))
         return len(source.manifest.files)
-    if isinstance(source, HFSource) and not read_manifest(location):
+    has_hashes = isinstance(source, DcpSource)  # in the zips of its chunks
+    if isinstance(source, HFSource) and not has_hashes and not read_manifest(location):
         raise CheckpointError(
             f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that"
             " smtrain wrote have one."

@@ -175,17 +175,32 @@ class NemoMegatron(_Sharded):
 
 @public_class
 @dataclass(frozen=True, kw_only=True)
+class Dcp(_Weights):
+    """A folder of torch.distributed.checkpoint; from a native checkpoint the optimizer state goes
+    along.
+    """
+
+    FORMS: ClassVar[tuple[str, ...]] = ("torchtitan", "accelerate")
+    form: Literal["torchtitan", "accelerate"] = "torchtitan"
+    """`torchtitan`: one folder under torchtitan's names, or `accelerate`: `pytorch_model_fsdp_0/`
+    and `optimizer_0/` under Hugging Face's, as accelerate and transformers' Trainer with FSDP.
+    """
+
+
+@public_class
+@dataclass(frozen=True, kw_only=True)
 class Peft(_Options):
     """The folder that peft and vLLM load, from the checkpoints of a run with a LoRA adapter."""
 
 
-Target = HuggingFace | Nxd | Native | Megatron | NemoMegatron | Peft
+Target = HuggingFace | Nxd | Native | Megatron | NemoMegatron | Dcp | Peft
 KINDS: dict[str, type[Target]] = {
     "nxd": Nxd,
     "hf": HuggingFace,
     "native": Native,
     "megatron": Megatron,
     "nemo-megatron": NemoMegatron,
+    "dcp": Dcp,
     "peft": Peft,
 }
 _DEFAULTS = {

@@ -5,12 +5,12 @@ model.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.core.config import JobConfig
+from smtrain.core.config.learning_rate import learning_rate
 from smtrain.core.config.training import Train
 from smtrain.core.digests import digest
 from smtrain.core.errors import CheckpointError
@@ -139,6 +139,8 @@ class Position:
         """Raise `CheckpointError` if the checkpoint `name` is of other data, order, objective or
         model.
         """
+        if state.get("imported"):  # another trainer wrote it: its data and settings are not known
+            return
         for key, expected in self.fixed_values().items():
             if json.dumps(state.get(key)) != json.dumps(expected):
                 detail = (
@@ -255,6 +257,8 @@ def promise(state: Mapping[str, Any], config: JobConfig) -> str:
     Checkpoints written on CPUs, and those of releases that always had the same default, do not
     record it.
     """
+    if state.get("imported"):
+        return "another trainer wrote the checkpoint: the data begins with its first sample"
     if _has_another_decay(state, config):
         return (
             "the learning rate decays otherwise than before: losses differ slightly from those of"
@@ -287,7 +291,9 @@ def promise(state: Mapping[str, Any], config: JobConfig) -> str:
 
 
 def _has_another_decay(state: Mapping[str, Any], config: JobConfig) -> bool:
-    return bool(state) and state.get("decay") != DECAY and config.train.schedule != "constant"
+    if not state or state.get("imported"):
+        return False
+    return state.get("decay") != DECAY and config.train.schedule != "constant"
 
 
 def _short(value: Any) -> str:
@@ -395,22 +401,3 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
         **out,
         **{f"{key} of rope" if key != "rope_theta" else key: value for key, value in rope.items()},
     }
-
-
-def learning_rate(train: Train, step: int) -> float:
-    """Learning rate of optimizer step `step` (the first is 1).
-
-    Linear warm-up reaches `lr` in step `warmup_steps`. The step after it still has `lr`; then a
-    cosine or a line falls, and reaches `min_lr` after step `steps`. The decay is that of
-    transformers' `get_cosine_schedule_with_warmup` and `get_linear_schedule_with_warmup` and of
-    Megatron-core's `OptimizerParamScheduler`: all compute a step's rate from the steps before it,
-    so that the last step still trains with `min_lr: 0`. Their warm-up is one step later than this
-    one: its first step has rate 0 and trains nothing.
-    """
-    if step <= train.warmup:
-        return train.lr * step / train.warmup
-    if train.schedule == "constant":
-        return train.lr
-    progress = min(1.0, (step - 1 - train.warmup) / max(1, train.steps - train.warmup))
-    share = (1 + math.cos(math.pi * progress)) / 2 if train.schedule == "cosine" else 1 - progress
-    return train.min_lr + (train.lr - train.min_lr) * share

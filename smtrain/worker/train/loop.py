@@ -14,13 +14,14 @@ from typing import Protocol
 import torch
 
 from smtrain.core.config import JobConfig
+from smtrain.core.config.learning_rate import learning_rate
 from smtrain.core.errors import SmtrainError
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint.manifest import step_folder
 from smtrain.worker.engine.base import Engine, StepResult
 from smtrain.worker.engine.step_timing import part
 from smtrain.worker.output import log_line
-from smtrain.worker.train.data_position import Position, learning_rate
+from smtrain.worker.train.data_position import Position
 from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.health import LossWatch, PairWatch, RoutingWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog

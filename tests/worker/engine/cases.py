@@ -29,7 +29,8 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
-from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource
+from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.engine import saving
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.worker.engine.native import NativeEngine

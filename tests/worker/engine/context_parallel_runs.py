@@ -9,7 +9,8 @@ import torch
 
 from smtrain.core.model import footprint
 from smtrain.core.model.layout import Layout
-from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
+from smtrain.worker.checkpoint.native.reader import StateReader
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
 from tests.worker.engine import cases, packed

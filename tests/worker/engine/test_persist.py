@@ -19,8 +19,9 @@ from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.native.files import model_file, read_whole
-from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateReader
+from smtrain.worker.checkpoint.native.reader import NativeSource, StateReader
 from smtrain.worker.checkpoint.targets import Native
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.checkpoint.verifying import verify
 from tests import tiers
 from tests.worker.checkpoint.models import newest_complete

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smtrain.core.config.learning_rate import learning_rate
 from smtrain.core.config.training import Train
-from smtrain.worker.train.data_position import learning_rate
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear", "constant"])

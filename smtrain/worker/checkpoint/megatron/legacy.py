@@ -19,9 +19,10 @@ from smtrain.core.model.other_forms import refuse_elsewhere
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.megatron import names
-from smtrain.worker.checkpoint.megatron.block_source import PieceSource, TensorBlock
+from smtrain.worker.checkpoint.megatron.block_source import PieceSource
 from smtrain.worker.checkpoint.megatron.legacy_experts import by_stage, experts_tp
 from smtrain.worker.checkpoint.storage import Place, read_text
+from smtrain.worker.checkpoint.tensor_blocks import TensorBlock
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Opaque

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import parse_json
 from smtrain.core.model.other_forms import refuse_elsewhere
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
-from smtrain.worker.checkpoint.dtypes import DType
-from smtrain.worker.checkpoint.megatron.block_source import PieceSource, TensorBlock
+from smtrain.worker.checkpoint.megatron.block_source import PieceSource
 from smtrain.worker.checkpoint.megatron.names import (
     EMBEDDING,
     HEAD,
@@ -35,11 +32,14 @@ from smtrain.worker.checkpoint.megatron.names import (
     table,
 )
 from smtrain.worker.checkpoint.storage import Place, read_text
-from smtrain.worker.checkpoint.tensor_ranges import Slab
-from smtrain.worker.checkpoint.torch_files import zip as torchzip
-from smtrain.worker.checkpoint.torch_files.unpickle import Opaque, unpickle
+from smtrain.worker.checkpoint.tensor_blocks import TensorBlock
+from smtrain.worker.checkpoint.torch_files.distributed import (
+    METADATA,
+    DistributedIndex,
+    StoredChunk,
+)
 
-METADATA, METADATA_JSON = ".metadata", "metadata.json"
+METADATA_JSON = "metadata.json"
 # No number behind `layers` or `experts` means a stack. Numbers: a run with layers of several
 # kinds, or with singleton_local_shards.
 _LAYER_STACK = re.compile(r"(decoder\.layers)\.(?!\d)(.+)")
@@ -48,7 +48,6 @@ _EXPERTS = re.compile(r"(.+\.mlp\.experts\.experts)\.(?!\d)(.+)")
 _HALF = re.compile(r"(.+\.linear_fc1\.(?:weight|bias))_([wv])")
 # All other keys are the optimizer's and the run's state, which is not converted.
 _MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.", "encoder.")
-_LIMIT = 1 << 30
 
 
 def backend(location: Place) -> str | None:
@@ -83,9 +82,11 @@ class TorchDistSource(PieceSource):
         refuse_elsewhere(shape, "Megatron")
         fused_tensors = {f.key: f for f in (*table(shape), head(shape))}
         blocks: dict[str, list[TensorBlock]] = {}
-        for key, size, chunks in _tensors(at):
+        metadata = DistributedIndex(at)
+        for key, size in metadata.sizes.items():
             if is_ignored(key) or not key.startswith(_MODEL_PREFIXES):
                 continue
+            chunks = metadata.chunks(key)
             name, sizes, half = _parse_key(canonical(key), size, shape)
             chunks_by_index = _by_index(chunks, sizes)
             for index in product(*(range(n) for n in sizes)):
@@ -101,12 +102,6 @@ class TorchDistSource(PieceSource):
                 )
         twins = blocks.pop(HEAD, None) if shape.tied else None
         super().__init__(location, config, table(shape), blocks, twins)
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    offsets: tuple[int, ...]
-    slab: Slab
 
 
 def _parse_key(
@@ -162,10 +157,10 @@ def _check(
 
 
 def _by_index(
-    chunks: Sequence[_Chunk], sizes: tuple[int, ...]
-) -> Mapping[tuple[int, ...], list[_Chunk]]:
+    chunks: Sequence[StoredChunk], sizes: tuple[int, ...]
+) -> Mapping[tuple[int, ...], list[StoredChunk]]:
     """The chunks of a stack of these sizes by the place in it, without its dimensions."""
-    out: dict[tuple[int, ...], list[_Chunk]] = {}
+    out: dict[tuple[int, ...], list[StoredChunk]] = {}
     depth = len(sizes)
     for chunk in chunks:
         slab = chunk.slab
@@ -191,12 +186,12 @@ def _by_index(
             )
             # strict=False: `at` has only the stack's dimensions, offsets have all.
             index = tuple(n + first for n, first in zip(at, chunk.offsets, strict=False))
-            out.setdefault(index, []).append(_Chunk(chunk.offsets[depth:], part))
+            out.setdefault(index, []).append(StoredChunk(chunk.offsets[depth:], part))
     return out
 
 
 def _blocks(
-    fused_tensor: FusedTensor, chunks: Sequence[_Chunk], half: int | None
+    fused_tensor: FusedTensor, chunks: Sequence[StoredChunk], half: int | None
 ) -> Iterator[TensorBlock]:
     shift = 0 if half is None else half * fused_tensor.shape[0] // 2
     for chunk in chunks:
@@ -209,127 +204,3 @@ def _blocks(
         )
         if block is not None:
             yield block
-
-
-def _tensors(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
-    """(key, shape, chunks) of every tensor. Raises CheckpointError if `.metadata` is damaged."""
-    try:
-        yield from _read(location)
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged pickle leads to whatever it likes
-        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{location}/{METADATA} is not what torch writes ({reason}); copy this file again.",
-            code="checkpoint.damaged",
-        ) from None
-
-
-def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
-    size = location.files().get(METADATA)
-    if size is None or size > _LIMIT:
-        raise CheckpointError(
-            f"{location} has no {METADATA}; copy this file into it.", code="checkpoint.damaged"
-        )
-
-    def make_slab(key: str, dtype: DType, numel: int) -> Slab:
-        raise ValueError("it holds tensors itself")
-
-    top = _state(
-        unpickle(bytes(location.read(METADATA, 0, size)), make_slab, lenient=True), "Metadata"
-    )
-    storage: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
-    for index, info in top["storage_data"].items():
-        at = _state(index, "MetadataIndex")
-        storage[at["fqn"], at.get("offset")] = _state(info, "_StorageInfo")
-    for key, entry in top["state_dict_metadata"].items():
-        # BytesStorageMetadata: fp8 states and objects, no weights.
-        if not isinstance(entry, Opaque) or not entry.name.endswith("TensorStorageMetadata"):
-            continue
-        if is_ignored(key) or not key.startswith(_MODEL_PREFIXES):
-            continue
-        state = _state(entry, "TensorStorageMetadata")
-        chunks = []
-        for chunk in state["chunks"]:
-            part = _state(chunk, "ChunkStorageMetadata")
-            if (key, part["offsets"]) not in storage:
-                raise ValueError(f"{key} lacks the chunk at {part['offsets']}")
-            slab = _slab(location, key, storage[key, part["offsets"]])
-            if slab.shape != part["sizes"]:
-                raise ValueError(
-                    f"a chunk of {key} has shape {list(slab.shape)} instead of"
-                    f" {list(part['sizes'])}"
-                )
-            chunks.append(_Chunk(_numbers(part["offsets"]), slab))
-        yield key, _numbers(state["size"]), chunks
-
-
-def _state(value: Any, kind: str) -> dict[str, Any]:
-    if (
-        not isinstance(value, Opaque)
-        or not value.name.endswith(f".{kind}")
-        or not isinstance(value.state, dict)
-    ):
-        raise ValueError(f"it lacks {with_article(kind)}")
-    return value.state
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
-        raise ValueError("it has something else in place of a shape")
-    return value
-
-
-def _slab(location: Place, key: str, info: dict[str, Any]) -> Slab:
-    file, (offset, length) = info["relative_path"], _numbers((info["offset"], info["length"]))
-    # .metadata comes with the checkpoint: a path in it could name any file of this machine.
-    if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
-        raise ValueError(
-            f"it points {key} to {str(file)[:100]!r}, which is not a file in its folder"
-        )
-    # torch sets it if an extension changed the stream, such as a compression.
-    if info.get("transform_descriptors"):
-        raise ValueError(
-            f"{key} is stored transformed ({str(info['transform_descriptors'])[:100]}), which is"
-            " not read"
-        )
-    if offset + length > location.files().get(file, -1):
-        raise CheckpointError(
-            f"{location}/{file} is missing or cut short; copy this file again.",
-            code="checkpoint.damaged",
-        )
-    slab = torchzip.load(_Part(location, file, offset, length), f"{file}@{offset}")
-    if not isinstance(slab, Slab):
-        raise ValueError(f"{key} is not a tensor in {file}")
-    return slab
-
-
-class _Part:
-    """A place whose only file, `NAME@OFFSET`, is a range of another file."""
-
-    def __init__(self, location: Place, file: str, offset: int, length: int) -> None:
-        self._where, self._file, self._offset, self._length = location, file, offset, length
-
-    def __str__(self) -> str:
-        return str(self._where)
-
-    def files(self) -> dict[str, int]:
-        return {f"{self._file}@{self._offset}": self._length}
-
-    def stamp(self) -> list[list[Any]]:
-        return self._where.stamp()
-
-    def read(self, file: str, start: int, stop: int) -> memoryview:
-        if stop > self._length:
-            raise CheckpointError(
-                f"{self._where}/{file} is cut short: it ends before byte {stop}; copy this file"
-                " again.",
-                code="checkpoint.damaged",
-            )
-        return self._where.read(self._file, self._offset + start, self._offset + stop)
-
-    def subfolder(self, folder: str) -> Place:
-        return self._where.subfolder(folder)
-
-    def path(self) -> Path | None:
-        return self._where.path()

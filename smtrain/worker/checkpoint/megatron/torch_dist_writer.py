@@ -7,10 +7,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
@@ -32,15 +30,19 @@ from smtrain.worker.checkpoint.megatron.names import (
     spell_key,
     table,
 )
-from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, METADATA_JSON
+from smtrain.worker.checkpoint.megatron.torch_dist import METADATA_JSON
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Megatron
-from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
+from smtrain.worker.checkpoint.tensor_files import Tensor
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
-from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, dumps
+from smtrain.worker.checkpoint.torch_files.distributed import METADATA
+from smtrain.worker.checkpoint.torch_files.distributed_writer import (
+    WrittenChunk,
+    lay_out_files,
+    metadata_of,
+)
+from smtrain.worker.checkpoint.torch_files.pickling import Name, New, dumps
 
-_FILE = 1 << 30  # bytes of one .distcp file at least, so that several are written at a time
-_MODULE = "torch.distributed.checkpoint.metadata"
 _EMPTY_STATE_FILE, _EMPTY_STATE = (
     "__states_0.distcp",
     torchzip_writer.save_object("archive", dumps([None])),
@@ -53,19 +55,13 @@ _LINEARS = ("linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True)
-class _WrittenChunk:
-    """A part of a stored tensor."""
+class _FusedChunk(WrittenChunk):
+    """A part of a stored tensor; `name` is a key of `megatron.names.table`, a second half ends in
+    +.
+    """
 
-    name: str
-    """A key of `megatron.names.table`; a second half ends in +."""
-    rows: tuple[int, int]
+    rows: tuple[int, int] = (0, 0)
     """Its rows of the tensor of that key."""
-    key: str
-    """The stored tensor."""
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    tensor: Tensor
-    """The stored tensor's type and shape."""
 
     @property
     def fused_key(self) -> str:
@@ -75,7 +71,7 @@ class _WrittenChunk:
 class _Cut:
     """The cut for a single rank that holds the rows of each chunk."""
 
-    def __init__(self, chunks: list[_WrittenChunk], source: FusedSource) -> None:
+    def __init__(self, chunks: list[_FusedChunk], source: FusedSource) -> None:
         self._shards = {}
         for chunk in chunks:
             a, b = chunk.rows
@@ -107,7 +103,7 @@ def write_torch_dist(
     fused_source = FusedSource(source)
     layout = FusedCut(fused_source, to.tp, to.vocab_divisor)
     chunks = _chunks(shape, fused_source, layout.vocab)
-    containers, groups, places = _lay_out_files(chunks)
+    containers, groups, places = lay_out_files(chunks, f"{ITERATION}/")
     settings = arguments(source.config, fused_source.dtype(EMBEDDING), layout.vocab, to)
     common = {
         "args": New(Name("argparse", "Namespace"), settings),
@@ -125,8 +121,10 @@ def write_torch_dist(
     }
     extras = {
         **companions.with_config(source.config),
-        f"{ITERATION}/{METADATA}": _metadata(
-            shape, [*chunks, *_repeat_norms(shape, chunks)], places
+        f"{ITERATION}/{METADATA}": metadata_of(
+            [*chunks, *_repeat_norms(shape, chunks)],
+            places,
+            dict.fromkeys(_states(shape), (_EMPTY_STATE_FILE, 0, len(_EMPTY_STATE))),
         ),
         f"{ITERATION}/common.pt": torchzip_writer.save_object("common", dumps(common)),
         f"{ITERATION}/{_EMPTY_STATE_FILE}": _EMPTY_STATE,
@@ -140,7 +138,7 @@ def write_torch_dist(
     execute(fused_source, target, plan, overwrite)
 
 
-def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:
+def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_FusedChunk]:
     """All chunks in the order of the model: one for each layer's or expert's tensor, two for a
     gated MLP's input.
     """
@@ -160,7 +158,7 @@ def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_Written
             span = (half * rows, (half + 1) * rows)
             parts = (*(1 for _ in index), rows, *size[1:])
             out.append(
-                _WrittenChunk(fused_tensor.key + "+" * half, span, key, offsets, parts, tensor)
+                _FusedChunk(fused_tensor.key + "+" * half, key, offsets, parts, tensor, span)
             )
     return out
 
@@ -194,7 +192,7 @@ def _stack_key(
     return key, index, sizes
 
 
-def _repeat_norms(shape: ModelShape, chunks: list[_WrittenChunk]) -> list[_WrittenChunk]:
+def _repeat_norms(shape: ModelShape, chunks: list[_FusedChunk]) -> list[_FusedChunk]:
     """The norms before experts under the names that Megatron's TE spec asks for: the same bytes,
     listed twice.
     """
@@ -232,102 +230,3 @@ def _states(shape: ModelShape) -> Iterator[str]:
 
 def _join_numbers(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
-
-
-Places = dict[str, tuple[str, int, int]]
-"""Chunk -> file, offset, length."""
-
-
-def _lay_out_files(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
-    """Lay out files of at least `_FILE` bytes, in which each chunk is a stream of torch.save."""
-    files: list[list[_WrittenChunk]] = [[]]
-    size = 0
-    for chunk in chunks:
-        if size >= _FILE:
-            files.append([])
-            size = 0
-        files[-1].append(chunk)
-        size += Tensor(chunk.tensor.dtype, chunk.sizes).size
-    containers: list[TensorFile] = []
-    groups: list[list[Job]] = []
-    places: Places = {}
-    streams: dict[
-        Tensor, torchzip_writer.TensorStream
-    ] = {}  # of thousands of experts, a few differ
-    for number, members in enumerate(files):
-        # torch's FileSystemWriter: __RANK_NUMBER.distcp.
-        file = f"__{number}_0.distcp"
-        offsets: dict[str, int] = {}
-        fixed_blocks: list[tuple[int, bytes]] = []
-        ends = {}
-        at = 0
-        for chunk in members:
-            tensor = Tensor(chunk.tensor.dtype, chunk.sizes)
-            stream = streams[tensor] = streams.get(tensor) or torchzip_writer.TensorStream(
-                "archive", tensor
-            )
-            fixed_blocks.append((at, stream.head))
-            offsets[chunk.name] = at + len(stream.head)
-            ends[chunk.name] = stream
-            places[chunk.name] = (file, at, stream.size)
-            at += stream.size
-        container = TensorFile(
-            f"{ITERATION}/{file}", offsets, at, fixed_blocks, partial(_end, ends)
-        )
-        containers.append(container)
-        groups.append([(Write(chunk.name, (chunk.name,), (container,)),) for chunk in members])
-    return containers, groups, places
-
-
-def _end(ends: dict[str, torchzip_writer.TensorStream], name: str, crc32: int, _size: int) -> bytes:
-    return ends[name].tail(crc32)
-
-
-def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) -> bytes:
-    """The `.metadata` file that torch.distributed.checkpoint.FileSystemReader reads."""
-
-    def size(numbers: tuple[int, ...]) -> Called:
-        return Called(Name("torch", "Size"), (numbers,))
-
-    def index(key: str, offsets: tuple[int, ...] | None) -> New:
-        location = None if offsets is None else size(offsets)
-        # `index` is only a hint for look-ups and not part of equality (torch's MetadataIndex).
-        return New(Name(_MODULE, "MetadataIndex"), {"fqn": key, "offset": location, "index": None})
-
-    def info(file: str, offset: int, length: int) -> New:
-        kind = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-        return New(kind, {"relative_path": file, "offset": offset, "length": length})
-
-    # torch pickles a layout as this call (copyreg in torch/serialization.py).
-    strided_layout = Called(Name("torch.serialization", "_get_layout"), ("torch.strided",))
-    # 0 is TORCH_CONTIGUOUS_FORMAT.
-    contiguous = Called(Name(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
-    tensors: dict[str, Any] = {}
-    by_key: dict[str, list[_WrittenChunk]] = {}
-    for chunk in chunks:
-        by_key.setdefault(chunk.key, []).append(chunk)
-    for key, members in by_key.items():
-        dtype = Name("torch", members[0].tensor.dtype.name)
-        kind = Name(_MODULE, "ChunkStorageMetadata")
-        parts = [New(kind, {"offsets": size(c.offsets), "sizes": size(c.sizes)}) for c in members]
-        # A tuple in the order of __getstate__: dtype, layout, requires_grad, format, pin_memory.
-        properties = New(
-            Name(_MODULE, "TensorProperties"), (dtype, strided_layout, False, contiguous, False)
-        )
-        tensor_metadata = {
-            "properties": properties,
-            "size": size(members[0].tensor.shape),
-            "chunks": parts,
-        }
-        tensors[key] = New(Name(_MODULE, "TensorStorageMetadata"), tensor_metadata)
-    storage_data = {index(c.key, c.offsets): info(*places[c.name]) for c in chunks}
-    for key in _states(shape):
-        tensors[key] = New(Name(_MODULE, "BytesStorageMetadata"), {})
-        storage_data[index(key, None)] = info(_EMPTY_STATE_FILE, 0, len(_EMPTY_STATE))
-    top = {
-        "state_dict_metadata": tensors,
-        "planner_data": None,
-        "storage_data": storage_data,
-        "storage_meta": None,
-    }
-    return dumps(New(Name(_MODULE, "Metadata"), top))

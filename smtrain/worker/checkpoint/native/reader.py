@@ -14,11 +14,12 @@ from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
@@ -28,15 +29,19 @@ from smtrain.worker.checkpoint.native.files import EXPERTS, model_file, optimize
 from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
+from smtrain.worker.checkpoint.training_state import (
+    KINDS,
+    Kind,
+    Window,
+    local_part,
+    whole_window,
+)
 from smtrain.worker.checkpoint.verifying import check_hash, verify
 from smtrain.worker.checksum import crc32
 
 if TYPE_CHECKING:
     import torch
 
-Kind = Literal["master", "exp_avg", "exp_avg_sq"]
-KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
-Window = tuple[tuple[int, int], ...]  # (start, stop) along every dimension
 _READ = 4 << 20  # bytes read at a time: hashed and copied while still in the processor's cache
 
 
@@ -88,12 +93,6 @@ class _Files:
         return _of_experts(self.layout, name, window, local)
 
 
-def _window(shape: tuple[int, ...], dim: int | None, start: int, stop: int | None) -> Window:
-    return tuple(
-        (start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(shape)
-    )
-
-
 def _of_experts(
     layout: Layout,
     name: str,
@@ -108,7 +107,7 @@ def _of_experts(
         return _assemble(layout, name, window, partial(local, None))
     if not spec.is_stacked:
         return _assemble(layout, name, window, partial(local, layout.expert_ranks(name)[0]))
-    window = window or _window(spec.shape, None, 0, None)
+    window = window or whole_window(spec.shape)
     parts = []
     for ep in range(layout.ep):
         local_experts = layout.experts(ep)
@@ -127,7 +126,7 @@ def _assemble(
     reads.
     """
     shape = layout.spec(name).shape
-    window = window or _window(shape, None, 0, None)
+    window = window or whole_window(shape)
     dim = layout.shard(name, 0).dim
     if dim is None:
         return local(0, window)
@@ -152,32 +151,6 @@ def _assemble(
                 np.moveaxis(out, dim, 0)[low - first : high - first] = np.moveaxis(part, dim, 0)
             at += b - a
     assert out is not None
-    return out
-
-
-def local_part(
-    layout: Layout,
-    name: str,
-    tp_rank: int,
-    dtype: DType,
-    read: Callable[[Window], Bits],
-    ep_rank: int = 0,
-) -> Bits:
-    """Assemble the part of a parameter on a rank from windows of the whole, which `read` gives."""
-    shard, spec = layout.shard(name, tp_rank), layout.spec(name)
-    window = _window(spec.shape, None, 0, None)
-    if spec.is_stacked:
-        local_experts = layout.experts(ep_rank)
-        window = (local_experts.start, local_experts.stop), *window[1:]
-    if shard.dim is None:
-        return read(window)
-    out: Bits = np.zeros(layout.local_shape(name, tp_rank), dtype.bits)
-    along, at = np.moveaxis(out, shard.dim, 0), 0
-    for start, stop in shard.ranges:
-        if start < stop:
-            part = read((*window[: shard.dim], (start, stop), *window[shard.dim + 1 :]))
-            along[at : at + stop - start] = np.moveaxis(part, shard.dim, 0)
-        at += stop - start
     return out
 
 
@@ -268,7 +241,27 @@ class StateReader:
 
     def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0) -> Bits:
         """`read`, as bits."""
-        return local_part(layout, name, tp_rank, FP32, partial(self._read, kind, name), ep_rank)
+        return local_part(layout, name, tp_rank, FP32, partial(self.window, kind, name), ep_rank)
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.manifest.optimizer_steps
+
+    @property
+    def precision(self) -> Precision:
+        return self.manifest.precision
+
+    @property
+    def loss_scale(self) -> dict[str, float] | None:
+        return self.manifest.loss_scale
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        return self.manifest.state
 
     def own_part(
         self,
@@ -347,7 +340,8 @@ class StateReader:
         has_state = any(file.startswith(f"{root}optim/") for file in source.manifest.files)
         return StateReader(source.location) if has_state else None
 
-    def _read(self, kind: Kind, name: str, window: Window | None) -> Bits:
+    def window(self, kind: Kind, name: str, window: Window | None = None) -> Bits:
+        """Read a window of a parameter's state, in fp32; default: all of it."""
         if kind == "master" and self.manifest.precision == "fp32":
             return self._files.weights(name, window)
         layout, pp = self._files.layout, self._files.layout.stages(name)[0]

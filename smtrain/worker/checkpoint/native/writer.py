@@ -18,7 +18,6 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
-from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import (
     Staging,
@@ -30,6 +29,7 @@ from smtrain.worker.checkpoint.staging import (
 from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.tensor_files import Tensor, blocks_of
+from smtrain.worker.checkpoint.training_state import KINDS, Kind, TrainingState
 from smtrain.worker.checksum import crc32
 
 _PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
@@ -39,7 +39,7 @@ def write_native(
     source: WeightSource,
     target: Path | str,
     to: Native,
-    state: StateReader | None = None,
+    state: TrainingState | None = None,
     overwrite: bool = True,
     companion_files: CompanionFiles = NO_COMPANIONS,
 ) -> None:
@@ -66,7 +66,7 @@ def write_native(
         state,
         _PRECISIONS[dtypes.pop()],
     )
-    checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
+    checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.step)
     companions = {file: crc32(data) for file, data in companion_files.files.items()}
     # The optimizer's state is read from the same place, so this stamp covers it too.
     read = source.location.stamp()
@@ -98,7 +98,11 @@ def write_native(
 
 class _NativeWriter:
     def __init__(
-        self, source: WeightSource, layout: Layout, state: StateReader | None, precision: Precision
+        self,
+        source: WeightSource,
+        layout: Layout,
+        state: TrainingState | None,
+        precision: Precision,
     ) -> None:
         self._source, self._layout, self._state, self._precision = source, layout, state, precision
 
@@ -117,8 +121,8 @@ class _NativeWriter:
                 files |= self._rank(stage.folder, p, t)
         tables = [layout.flat_table(p) for p in range(layout.pp)]
         manifest = Manifest(
-            step=0 if state is None else state.manifest.step,
-            optimizer_steps=0 if state is None else state.manifest.optimizer_steps,
+            step=0 if state is None else state.step,
+            optimizer_steps=0 if state is None else state.optimizer_steps,
             # dp 1: one file has a rank's whole flat buffer, and any dp can resume from it.
             topology={"tp": layout.tp, "pp": layout.pp, "dp": 1},
             precision=self._precision,
@@ -126,9 +130,9 @@ class _NativeWriter:
             flat=[[list(entry) for entry in table.entries] for table in tables],
             shard=[table.size for table in tables],
             files=files,
-            state={} if state is None else state.manifest.state,
+            state={} if state is None else state.loop,
             shapes={spec.name: list(spec.shape) for spec in layout.shape.specs},
-            loss_scale=None if state is None else state.manifest.loss_scale,
+            loss_scale=None if state is None else state.loss_scale,
         )
         manifests.write_manifest(stage.folder, manifest)
 
@@ -158,7 +162,7 @@ class _NativeWriter:
 
     def _part(self, name: str, tp_rank: int) -> Iterable[Bits]:
         """One rank's part of a parameter, in order."""
-        if self._state is not None and self._precision != self._state.manifest.precision:
+        if self._state is not None and self._precision != self._state.precision:
             master = self._state.local("master", name, self._layout, tp_rank)
             return [cast(master, FP32, BY_PRECISION[self._precision])]
         return blocks_of(self._source, name, self._layout.shard(name, tp_rank))

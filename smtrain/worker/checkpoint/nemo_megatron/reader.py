@@ -22,13 +22,13 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.dtypes import FP32, Bits
-from smtrain.worker.checkpoint.megatron.block_source import TensorBlock
 from smtrain.worker.checkpoint.megatron.legacy import RankSource
 from smtrain.worker.checkpoint.megatron.names import HEAD, is_ignored
 from smtrain.worker.checkpoint.nemo_megatron.names import canonical, part, rank_files
 from smtrain.worker.checkpoint.nxd.reader import resolve_reference
 from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds, Place
+from smtrain.worker.checkpoint.tensor_blocks import TensorBlock
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally, contiguous
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Reference

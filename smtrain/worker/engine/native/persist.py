@@ -21,7 +21,8 @@ from smtrain.worker.checkpoint.native.files import (
     optimizer_file,
     topology_of,
 )
-from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
+from smtrain.worker.checkpoint.native.reader import StateReader
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.engine.saving import fill_from
 
 if TYPE_CHECKING:

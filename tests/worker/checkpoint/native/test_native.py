@@ -31,8 +31,9 @@ from smtrain.worker.checkpoint.native.files import (
     read_whole,
     write_safetensors,
 )
-from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateReader
+from smtrain.worker.checkpoint.native.reader import NativeSource, StateReader
 from smtrain.worker.checkpoint.targets import Native
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.checkpoint.verifying import verify
 from tests.tiers import examples
 from tests.worker.checkpoint.models import configs, newest_complete
