@@ -22,7 +22,7 @@ Read = Callable[[Bounds, Tally | None], Bits]
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class TensorOfParts:
     """A tensor to write: the parameters in it, and which of their values."""
 
     parts: tuple[tuple[str, RowOrder | None], ...]
@@ -37,7 +37,7 @@ class StoredTensors(WrappedSource):
     """Tensors under the keys of a folder, as a source for the writer."""
 
     def __init__(
-        self, source: WeightSource, state: TrainingState | None, tensors: dict[str, StoredTensor]
+        self, source: WeightSource, state: TrainingState | None, tensors: dict[str, TensorOfParts]
     ) -> None:
         super().__init__(source)
         self._state, self._tensors = state, tensors

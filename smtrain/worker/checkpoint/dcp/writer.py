@@ -10,16 +10,16 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
-from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dcp import names as titan
 from smtrain.worker.checkpoint.dcp.optimizer_values import accelerate_values, titan_values
 from smtrain.worker.checkpoint.dcp.reader import MODEL_FOLDER, OPTIMIZER_FOLDER
-from smtrain.worker.checkpoint.dcp.stored_tensors import StoredTensor, StoredTensors
+from smtrain.worker.checkpoint.dcp.stored_tensors import StoredTensors, TensorOfParts
 from smtrain.worker.checkpoint.dtypes import FP32
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
+from smtrain.worker.checkpoint.huggingface.writer import Uncut
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Dcp
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile
@@ -47,17 +47,12 @@ class _Folder:
 
     name: str
     """"" or ending in a slash."""
-    tensors: dict[_KeyPath, StoredTensor] = field(default_factory=dict)
+    tensors: dict[_KeyPath, TensorOfParts] = field(default_factory=dict)
     aliases: dict[_KeyPath, _KeyPath] = field(default_factory=dict)
     """Paths of tensors that are the same bytes as another one."""
     values: dict[_KeyPath, Any] = field(default_factory=dict)
     steps: tuple[_KeyPath, ...] = ()
     """Paths of the number of updates, a tensor for each parameter."""
-
-
-class _Uncut:
-    def shard(self, name: str, tp_rank: int) -> Shard:
-        return Shard()
 
 
 def write_dcp(
@@ -98,7 +93,7 @@ def write_dcp(
         groups += jobs
         extras |= small_files
     metadata = {"kind": "dcp", "form": to.form}
-    plan = ConversionPlan(_Uncut(), groups, containers, extras, metadata, _REPLACES)
+    plan = ConversionPlan(Uncut(), groups, containers, extras, metadata, _REPLACES)
     execute(tensors, target, plan, overwrite)
 
 
@@ -110,7 +105,7 @@ def _titan_folders(
     folder = _Folder("")
     for name, titan_name in names.items():
         order = titan.row_order(titan_name, shape, fused=False)
-        folder.tensors[(titan_name,)] = StoredTensor(((name, order),), kind)
+        folder.tensors[(titan_name,)] = TensorOfParts(((name, order),), kind)
     if shape.tied:
         folder.aliases[("lm_head.weight",)] = ("tok_embeddings.weight",)
     if state is None:
@@ -127,7 +122,7 @@ def _titan_folders(
         parameters[fused_name] = len(source.shape(by_name[parts[0]]))
         members = tuple(zip((by_name[part] for part in parts), orders, strict=True))
         for moment in ("exp_avg", "exp_avg_sq"):
-            folder.tensors["optimizer", f"state.{fused_name}.{moment}"] = StoredTensor(
+            folder.tensors["optimizer", f"state.{fused_name}.{moment}"] = TensorOfParts(
                 members, moment
             )
     folder.steps = tuple(("optimizer", f"state.{name}.step") for name in parameters)
@@ -141,7 +136,7 @@ def _accelerate_folders(
     model = _Folder(f"{MODEL_FOLDER}/")
     parameters = {spec.name: len(spec.shape) for spec in shape.specs}
     for name in parameters:
-        model.tensors["model", name] = StoredTensor(((name, None),), kind)
+        model.tensors["model", name] = TensorOfParts(((name, None),), kind)
     if shape.tied:
         # A state dict of transformers lists a tied head too.
         head = f"{FAMILIES[shape.family].head}.weight"
@@ -151,7 +146,7 @@ def _accelerate_folders(
     optimizer = _Folder(f"{OPTIMIZER_FOLDER}/")
     for name in parameters:
         for moment in ("exp_avg", "exp_avg_sq"):
-            optimizer.tensors["optimizer", "state", name, moment] = StoredTensor(
+            optimizer.tensors["optimizer", "state", name, moment] = TensorOfParts(
                 ((name, None),), moment
             )
     optimizer.steps = tuple(("optimizer", "state", name, "step") for name in parameters)

@@ -94,7 +94,7 @@ class MultimodalSource(WrappedSource):
         return self._source.seams(self._own[name]) if name in self._own else []
 
 
-class _Uncut:
+class Uncut:
     """Every tensor whole: the `Sharding` of a folder with tensors that no layout knows."""
 
     def shard(self, name: str, tp_rank: int) -> Shard:
@@ -170,7 +170,7 @@ def write_hf(
     execute(
         source,
         target,
-        ConversionPlan(_Uncut(), groups, containers, extras, {"kind": "hf"}, replaces),
+        ConversionPlan(Uncut(), groups, containers, extras, {"kind": "hf"}, replaces),
         overwrite,
     )
     return parts_named(source.other_names()) if isinstance(source, MultimodalSource) else ""

@@ -19,7 +19,7 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dcp.names import RowOrder
 from smtrain.worker.checkpoint.dcp.reader import DcpSource
 from smtrain.worker.checkpoint.dcp.state import DcpState
-from smtrain.worker.checkpoint.dcp.stored_tensors import StoredTensor, StoredTensors
+from smtrain.worker.checkpoint.dcp.stored_tensors import StoredTensors, TensorOfParts
 from smtrain.worker.checkpoint.dtypes import FP32, tensor
 from smtrain.worker.checkpoint.native.reader import NativeSource, StateReader
 from smtrain.worker.checkpoint.native.writer import write_native
@@ -227,7 +227,7 @@ def test_the_rows_of_heads_are_found_in_any_window(tmp_path: Path) -> None:
     source = open_weights(hf_folder(tmp_path / "hf", LLAMA))
     name = "model.layers.0.self_attn.q_proj.weight"
     order = RowOrder((2, 0, 3, 1), 4, interleaved=True)
-    tensors = StoredTensors(source, None, {"q": StoredTensor(((name, order),))})
+    tensors = StoredTensors(source, None, {"q": TensorOfParts(((name, order),))})
     whole = tensors.bits("q", [(0, 16), (0, 16)])
     plain = source.bits(name, [(0, 16), (0, 16)])
     # Head h of the parameter is stored as head order.heads[h], its halves alternating.
