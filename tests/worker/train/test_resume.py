@@ -11,6 +11,7 @@ import shutil
 import signal
 import threading
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from smtrain.stages import keys_of
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.manifest import NAME, Manifest
 from smtrain.worker.checkpoint.native import stream
-from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
+from smtrain.worker.checkpoint.native.reader import StateReader
+from smtrain.worker.checkpoint.targets import Dcp, HuggingFace, Native, Nxd, Target
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.train.data_position import (
@@ -411,6 +414,25 @@ def test_a_resume_of_a_run_with_the_earlier_decay_says_that_its_rates_change() -
         assert (lines, "bit for bit" in word) == ([], True)
     assert "decayed to 0 at step 6" in said({"samples": 3}, steps=9)[0][-1]
     assert "decayed to 6.7e-5 at step 6" in said({"decay": DECAY}, steps=9)[0][-1]
+
+
+def test_a_run_resumes_from_the_checkpoint_of_another_trainer(run: Run) -> None:
+    original = StateReader(run.step(6))
+    convert(run.checkpoints, run.root / "titan", to=Dcp())
+    shutil.rmtree(run.checkpoints)
+    shutil.rmtree(run.root / "output")
+    convert(run.root / "titan", run.checkpoints, to=Native())
+    imported = StateReader(run.step(6))
+    assert imported.optimizer_steps == original.optimizer_steps == 6
+    for spec, kind in product(original.manifest.shape.specs, KINDS):
+        assert (imported.window(kind, spec.name) == original.window(kind, spec.name)).all()
+    said = run.attempt({"steps": 8})
+    assert "from checkpoint step_00000006" in said
+    assert "another trainer wrote the checkpoint: the data begins with its first sample" in said
+    assert list(run.losses()) == [7, 8]
+    # The next resume knows its position: 2 of 8 steps had samples.
+    assert "from checkpoint step_00000008" in run.attempt({"steps": 9})
+    assert Manifest.read(run.step(9)).state["samples"] == 12
 
 
 def test_the_base_weights_need_not_be_there_any_more(run: Run) -> None:
