@@ -16,6 +16,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.targets import (
+    Dcp,
     HuggingFace,
     Megatron,
     Native,
@@ -57,6 +58,10 @@ def targets(draw: st.DrawFn, config: dict[str, Any]) -> Target:
         for kind in kinds
         if shape.rules.nxd_and_megatron or isinstance(kind, (HuggingFace, Native))
     ]
+    if shape.experts is None:
+        known.append(Dcp(form="accelerate"))
+        if shape.family == "llama" and not (shape.qkv_bias or shape.mlp_bias):
+            known.append(Dcp(form="torchtitan"))
     return draw(st.sampled_from(known))
 
 
