@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from smtrain.worker.engine.host_copies import HostCopies
+from smtrain.worker.engine.native.persist import is_finite
 
 
 def tensors(seed: int, rows: int = 3) -> dict[str, dict[str, torch.Tensor]]:
@@ -43,3 +44,14 @@ def test_memory_stays_between_saves_of_the_same_size_only() -> None:
     larger = copies.of(tensors(3, rows=3000))
     assert copies._memory.nbytes == 60160 + 24064 + 256
     assert torch.equal(larger["model"]["w"], tensors(3, rows=3000)["model"]["w"])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [0, 500, 999])
+def test_one_number_that_is_not_finite_is_found(wrong: float, at: int) -> None:
+    numbers = torch.randn(1000)
+    numbers[0], numbers[1] = torch.finfo(torch.float32).max, torch.finfo(torch.float32).min
+    assert is_finite(numbers)
+    numbers[at] = wrong
+    assert not is_finite(numbers)
+    assert is_finite(torch.empty(0))
