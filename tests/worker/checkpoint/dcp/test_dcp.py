@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -330,3 +332,39 @@ def test_models_without_the_form_are_refused(
     with pytest.raises(CheckpointError, match=said):
         convert(folder, tmp_path / "dcp", to=Dcp(form=form))
     assert not (tmp_path / "dcp").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_accelerate_and_we_read_what_the_other_wrote(tmp_path: Path, is_tied: bool) -> None:
+    """FSDP2 on two ranks, saved and loaded by accelerate's own functions."""
+    pytest.importorskip("accelerate")
+
+    def run(action: str, folder: Path) -> dict[str, Any]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        script = Path(__file__).with_name("fsdp2.py")
+        subprocess.run(
+            [*command, "--nproc-per-node", "2", str(script), action, str(folder)], check=True
+        )
+        numbers: dict[str, Any] = torch.load(folder / "numbers.pt")
+        return numbers
+
+    (tmp_path / "theirs").mkdir()
+    config = {**LLAMA, "tie_word_embeddings": is_tied}
+    (tmp_path / "theirs/config.json").write_text(json.dumps(config))
+    old = run("save", tmp_path / "theirs")
+    source = open_weights(tmp_path / "theirs")
+    assert state_of(source).optimizer_steps == 2
+    for name, weight in weights_of(source).items():
+        assert torch.equal(weight, old["model"][name])
+        for moment in ("exp_avg", "exp_avg_sq"):
+            bits = state_of(source).window(moment, name)
+            assert torch.equal(tensor(bits.copy(), FP32), old["state"][name][moment])
+    run_folder = with_settings(tmp_path / "run", tmp_path / "theirs")
+    convert(run_folder, tmp_path / "ours", to=Dcp(form="accelerate"))
+    new = run("load", tmp_path / "ours")
+    assert same(old["model"], new["model"])
+    assert old["state"].keys() == new["state"].keys()
+    assert all(same(values, new["state"][name]) for name, values in old["state"].items())
+    # Step 3 of a linear schedule with 2 steps of warm-up.
+    assert new["lr"] == pytest.approx(1e-3)
