@@ -105,13 +105,22 @@ class FastestMeshes:
         if key not in self._slots:
             self._slots[key] = self._make(tp, pp, ep, cp)
         slots = self._slots[key]
-        step_overheads = [self._step_overhead(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
+        once = [self._once(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
         timings: list[tuple[float, int, int, Recompute, int]] = []
         for m, ways in slots.ways.items():
             count, remainder = divmod(work.global_batch, dp * m)
             if not remainder:
                 timings += [
-                    (count * slot + mean_others + step_overheads[form], i, m, r, form)
+                    (
+                        count * slot
+                        + mean_others
+                        + once[form][0] * (count if work.shards_fully else 1)
+                        + once[form][1],
+                        i,
+                        m,
+                        r,
+                        form,
+                    )
                     for i, r, form, slot, mean_others in ways
                 ]
         timings.sort()
@@ -137,16 +146,18 @@ class FastestMeshes:
             too_big[r, form] = m
         return None
 
-    def _step_overhead(self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers) -> float:
-        """Seconds of what a step does once: the exchange of gradients and the optimizer's update;
-        infinite if a core cannot hold their state.
+    def _once(
+        self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers
+    ) -> tuple[float, float]:
+        """Seconds of the exchange of gradients and weights, and of the optimizer's update; infinite
+        if a core cannot hold their state.
         """
         if self._needs.held_bound(tp, pp, dp * cp, ep, layers) > ROOM * self._machine.core_bytes:
-            return math.inf
+            return math.inf, 0.0
         key = tp, pp, ep, cp, layers, ep == dp * cp
         seconds = self._exchanges.get(key)
         if seconds is not None and not self._k.kernels:
-            return seconds
+            return seconds, 0.0
         mesh = Mesh(tp, pp, dp, layers=layers, ep=ep, cp=cp)
         if seconds is None:
             numbers = self._exchanged.get(key) or self._exchanged.setdefault(
@@ -155,7 +166,7 @@ class FastestMeshes:
             seconds = self._exchanges[key] = exchange_time(
                 self._work, self._machine, mesh, self._k, numbers
             )
-        return seconds + update_time(self._work, mesh, self._k)
+        return seconds, update_time(self._work, mesh, self._k)
 
     def _make(self, tp: int, pp: int, ep: int, cp: int) -> _Slots:
         work, machine, slots = self._work, self._machine, _Slots()
@@ -163,7 +174,7 @@ class FastestMeshes:
             work.least_width + (0.0 if work.lora else 4.0)
         )
         if (
-            least_bytes < machine.core_bytes
+            work.shards_fully or least_bytes < machine.core_bytes
         ):  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:

@@ -289,6 +289,10 @@ class Work:
     """Tokens of the sample or document of the average token, if a row keeps several apart; None:
     not known.
     """
+    shards_fully: bool = False
+    """Whether ranks that hold the same parameters divide weights and gradients too
+    (`parallel.shard: full`).
+    """
     loss: str = ""
     """Its kernel by core/facts/gpu_kernels.toml, if not the one that engine native uses now."""
 

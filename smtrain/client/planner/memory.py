@@ -97,11 +97,13 @@ class HeldMemory:
     step: float
     """Buffers of the optimizer's step."""
     runtime: float
+    gathered: float = 0.0
+    """Full sharding: weights that FSDP2 has gathered, and gradients on their way to the ranks."""
 
     @property
     def lower_bound(self) -> float:
         """Lower bound of the stage's peak."""
-        return self.weights + self.gradients + self.optimizer + self.runtime
+        return self.weights + self.gradients + self.optimizer + self.runtime + self.gathered
 
     def total(self, peak: Peak, standing_bytes: float) -> float:
         """The stage's peak, from that of its micro-batches and the `standing_bytes`."""
@@ -114,6 +116,7 @@ class HeldMemory:
             + logits
             + (passing + standing_bytes)
             + self.runtime
+            + self.gathered
         )
 
     def with_peak(self, peak: Peak, standing_bytes: float) -> CoreMemory:
@@ -125,7 +128,7 @@ class HeldMemory:
             self.optimizer,
             saved_bytes,
             logits,
-            passing + standing_bytes,
+            passing + standing_bytes + self.gathered,
             self.runtime,
         )
 
@@ -164,6 +167,8 @@ def held_bytes(
         divide_optimizer_state(parameters, expert_parameters, mesh),
         work.width,
     )
+    if work.shards_fully and mesh.shards > 1:
+        return _held_fully_sharded(work, machine, mesh, stage, shard)
     weight_width = 4 if work.lora else width  # adapters are fp32, and their own masters
     quantized_numbers = _quantized_numbers(work, mesh, stage)
     separate_gradients = (
@@ -177,6 +182,34 @@ def held_bytes(
         optimizer=(8.0 + (4.0 if weight_width == 2 else 0)) * shard,
         step=_step_buffers(machine, weight_width if separate_gradients else 0, shard),
         runtime=RUNTIME if machine.has_accelerators else 0.0,
+    )
+
+
+def _held_fully_sharded(
+    work: Work, machine: Machine, mesh: Mesh, stage: int, shard: int
+) -> HeldMemory:
+    """`held_bytes` under full sharding, of `shard` numbers that the rank keeps.
+
+    They are fp32 masters, gradients and two moments. Gathered are the embedding, final norm and
+    output matrix, from the forward pass to the end of the backward one, and two layers: one that is
+    computed, one that arrives. Of a layer whose backward pass ends there are the gradients, and
+    their fp32 copy that is being summed; so of the other matrices, with those of the ends at last,
+    when no activations are left.
+    """
+    sizes, width = sizes_of_rank(work.shape, mesh.tp, mesh.ep), work.width
+    kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
+    layer = max((sizes_of_rank(kind, mesh.tp, mesh.ep).layer for kind in kinds), default=0)
+    layers = sum(n * sizes_of_rank(kind, mesh.tp, mesh.ep).layer for kind, n in kinds.items())
+    ends = stage_numbers(work.shape, mesh, stage) - layers
+    head = sizes.head if stage == mesh.pp - 1 else 0
+    gathered = width * (ends + head) + (3 * width + 4) * layer
+    return HeldMemory(
+        weights=4.0 * shard,
+        gradients=4.0 * shard,
+        optimizer=8.0 * shard,
+        step=max(0.0, (2 * width + 4.0) * ends - gathered),
+        runtime=RUNTIME if machine.has_accelerators else 0.0,
+        gathered=gathered,
     )
 
 

@@ -633,8 +633,8 @@ def exchange_time(
     k: Coefficients,
     numbers: Sequence[tuple[int, int]] = (),
 ) -> float:
-    """Time to reduce-scatter fp32 gradients and all-gather weights (ZeRO-1) over the host's
-    network.
+    """Time to reduce-scatter fp32 gradients and all-gather weights over the host's network: once in
+    a step (ZeRO-1), or with full sharding, which gathers them twice, in each micro-batch.
 
     Each number on a host goes once round the ring of data-parallel ranks. The full ring is charged
     even for a single host, which is faster (docs/planner-formulas.md): otherwise twice the hosts
@@ -656,8 +656,10 @@ def exchange_time(
         float(dense_parameters * copies[0] + expert_parameters * copies[1])
         for dense_parameters, expert_parameters in numbers
     )
-    # Once as an fp32 gradient, once as a weight; adapters' weights are fp32 too.
-    exchanged_bytes = largest_numbers * (4 + (4 if work.lora else work.width))
+    # Once as an fp32 gradient, once as a weight; adapters' weights are fp32 too. Fully sharded
+    # weights are gathered for the forward and for the backward pass.
+    weight_bytes = (4 if work.lora else work.width) * (2 if work.shards_fully else 1)
+    exchanged_bytes = largest_numbers * (4 + weight_bytes)
     if single_host:
         return (
             exchanged_bytes / (k.link_bytes_per_flop * machine.core_flops)
@@ -702,7 +704,7 @@ def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None =
         tensor_parallel=slots * slot.tensor_parallel,
         bubble=(mesh.pp - 1) * slot.middle,
         overhead=slots * slot.overhead,
-        data_parallel=exchange_time(work, machine, mesh, k),
+        data_parallel=exchange_time(work, machine, mesh, k) * (slots if work.shards_fully else 1),
         expert_parallel=slots * slot.expert_parallel,
         context_parallel=slots * slot.context_parallel,
         optimizer=update_time(work, mesh, k),

@@ -72,6 +72,7 @@ def work_of(
         lora=lora,
         separates_documents=config.needs_attention_mask,
         capacity=config.parallel.expert_capacity if shape.experts else None,
+        shards_fully=config.parallel.shard == "full",
     )
     if neuron is None:
         entry = config.own_machine

@@ -181,6 +181,11 @@ class Parallel(Section):
     zero1: bool = True
     """Split the optimizer's state over the copies of the model; only engine nxd can train without.
     """
+    shard: Annotated[Literal["optimizer", "full"], ADDED_LATER] = "optimizer"
+    """What the data-parallel processes (dp x cp) divide: the `optimizer`'s state (ZeRO-1), or in
+    `full` also weights and gradients (torch's FSDP2), which takes less memory and more messages.
+    Engine native only, not on Neuron cores.
+    """
     layers_per_stage: Annotated[tuple[int, ...], ADDED_LATER] = ()
     """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the
     remainder last. The last stage also has the output matrix, which can take as long as a few

@@ -26,6 +26,7 @@ from smtrain.worker.checkpoint.targets import HuggingFace
 from smtrain.worker.engine.base import ParallelOptions, StepResult
 from smtrain.worker.engine.initial_weights import RandomWeights
 from smtrain.worker.engine.native import NativeEngine, init_distributed
+from smtrain.worker.engine.native.zero1 import OptimizerShard
 from smtrain.worker.train import probe
 from smtrain.worker.train.operators import HeldBytes, Operators, fallbacks
 
@@ -301,7 +302,7 @@ class TrialProcess:
         engine = self._engine(self.task.small, precision, (1, 1))
         return {
             "steps": self._steps(engine, 0, STEPS),
-            "finite": bool(torch.isfinite(engine.optimizer.master).all()),
+            "finite": engine.optimizer.is_finite(),
         }
 
     def _steps(self, engine: NativeEngine, first: int, last: int) -> list[dict[str, Any]]:
@@ -349,7 +350,9 @@ def _numbers(result: StepResult) -> dict[str, Any]:
 
 def _weights(engine: NativeEngine) -> list[int]:
     """Checksums of every process's part of the weights."""
-    part = engine.optimizer.master.detach().cpu().contiguous()
+    dense = engine.optimizer.dense
+    assert isinstance(dense, OptimizerShard), "the trial shards only the optimizer"
+    part = dense.master.detach().cpu().contiguous()
     return engine.mesh.gather(zlib.crc32(part.view(torch.uint8).numpy().tobytes()))
 
 

@@ -45,6 +45,9 @@ class ParallelOptions:
     """
     zero1: bool = True
     """Split the optimizer state over data-parallel ranks; only nxd can switch it off."""
+    shard: Literal["optimizer", "full"] = "optimizer"
+    """native: the data-parallel ranks divide the optimizer's state, or also weights and gradients.
+    """
     pipeline_cuts: tuple[int, ...] = ()
     """The last layer of every stage but the last; by default the stages are even, the remainder
     last.

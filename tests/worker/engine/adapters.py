@@ -324,10 +324,10 @@ def frozen(
     before = e.stage.dense.flat.clone()
     steps(e, 0, 2)
     state = (
-        e.optimizer.gradients.flat,
-        e.optimizer.master,
-        e.optimizer.exp_avg,
-        e.optimizer.exp_avg_sq,
+        e.optimizer.dense.gradients.flat,
+        e.optimizer.dense.master,
+        e.optimizer.dense.exp_avg,
+        e.optimizer.dense.exp_avg_sq,
     )
     return {
         "unchanged": torch.equal(before, e.stage.dense.flat),

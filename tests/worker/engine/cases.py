@@ -272,6 +272,7 @@ def mesh(text: str) -> ParallelOptions:
     options = replace(options, cp=next((int(c[2:]) for c in more if c[:2] == "cp"), 1))
     if "full" in more:
         options = replace(options, activation_checkpointing="full")
+    options = replace(options, shard="full" if "shards" in more else "optimizer")
     if "selective" in more:
         options = replace(options, activation_checkpointing="selective")
     options = replace(
@@ -408,8 +409,8 @@ def overflowing(e: NativeEngine) -> Iterator[None]:
 
 def held(e: NativeEngine) -> dict[str, bytes]:
     """The bits of this rank's weights and optimizer state."""
-    e.optimizer.shares.settle()
-    tensors = {kind: getattr(e.optimizer, kind) for kind in KINDS} | {
+    e.optimizer.dense.shares.settle()
+    tensors = {kind: getattr(e.optimizer.dense, kind) for kind in KINDS} | {
         "weights": e.stage.trained.flat.view(torch.int16)
     }
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
@@ -654,7 +655,7 @@ def save_what_is_no_number(
 ) -> str:
     e = engine(config, options)
     if rank == 1:
-        e.optimizer.master[3] = math.inf
+        e.optimizer.dense.master[3] = math.inf
     return refusal(lambda: e.begin_save(folder, 1, {}), "begun")
 
 
@@ -802,9 +803,9 @@ def masters(
     e = NativeEngine(config, replace(options, precision="bf16"), OPTIMIZER, source, 0)
     exact = NativeEngine(config, options, OPTIMIZER, source, 0)
     return (
-        e.optimizer.master.numpy(),
+        e.optimizer.dense.master.numpy(),
         e.optimizer.part(e.stage.trained.flat).float().numpy(),
-        exact.optimizer.master.numpy(),
+        exact.optimizer.dense.master.numpy(),
     )
 
 

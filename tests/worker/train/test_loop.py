@@ -59,7 +59,7 @@ class Late:
         number = self._begun
         self.calls.append(f"begin {number}")
         if number == self._spoilt:
-            self._engine.optimizer.master[0] = math.nan
+            self._engine.optimizer.dense.master[0] = math.nan
             self._engine.optimizer.publish()
         with (
             cases.overflowing(self._engine)

@@ -162,6 +162,8 @@ class ProcessMesh:
         self.tp_group, self.pp_group, self.shard_group = (
             self._grid.get_group(a) for a in ("tp", "pp", "shard")
         )
+        self.shard_mesh = self._grid["shard"]
+        """The ranks that hold the same parameters, or with full sharding their rows."""
         self.dp_rank, self.cp_rank = divmod(self.shard_rank, self.cp)
         of_cp = [range(first, first + self.cp) for first in range(0, self.shards, self.cp)]
         self.cp_group = self.subgroup("shard", of_cp)

@@ -34,6 +34,7 @@ from smtrain.worker.engine.initial_weights import RandomFactors, RandomWeights
 from smtrain.worker.engine.native import comm, persist
 from smtrain.worker.engine.native.attention import packed_segments
 from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
+from smtrain.worker.engine.native.full_shard import FullShardAdamW
 from smtrain.worker.engine.native.layers import compilable
 from smtrain.worker.engine.native.load_balancing import find_padding
 from smtrain.worker.engine.native.norms import parts_of
@@ -85,7 +86,10 @@ class NativeEngine:
             self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
         )
         self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
-        self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
+        make_optimizer = FullShardAdamW if self.stage.is_sharded else Zero1AdamW
+        self.optimizer: Zero1AdamW | FullShardAdamW = make_optimizer(
+            self.stage, self.mesh, optimizer
+        )
         # After the optimizer, which takes each parameter's fp32 values before they are rounded.
         self.begin_from(weights or RandomWeights(config, self.shape, seed))
         if lora is not None:

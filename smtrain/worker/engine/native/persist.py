@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smtrain.core.model.footprint import Precision
 from smtrain.core.model.lora import lora_settings
 from smtrain.worker.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.worker.checkpoint.manifest import Manifest
@@ -21,8 +22,9 @@ from smtrain.worker.checkpoint.native.files import (
     optimizer_file,
     topology_of,
 )
-from smtrain.worker.checkpoint.native.reader import StateReader
-from smtrain.worker.checkpoint.training_state import KINDS
+from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
+from smtrain.worker.engine.native.full_shard import FlatPart, FullShard
+from smtrain.worker.engine.native.zero1 import OptimizerShard
 from smtrain.worker.engine.saving import fill_from
 
 if TYPE_CHECKING:
@@ -36,23 +38,28 @@ class StageContents:
         self._engine = engine
 
     def finite(self) -> bool:
-        return all(is_finite(shard.master) for shard in self._engine.optimizer.shards)
+        return self._engine.optimizer.is_finite()
 
     def files(self) -> dict[str, dict[str, torch.Tensor]]:
         engine = self._engine
         engine.optimizer.settle()
-        mesh, optimizer, flat_parameters = engine.mesh, engine.optimizer, engine.stage.trained
-        state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
+        mesh, optimizer, dense = engine.mesh, engine.optimizer, engine.optimizer.dense
+        part = dense.collect() if isinstance(dense, FullShard) else dense
+        state: dict[str, torch.Tensor] = {kind: getattr(part, kind) for kind in KINDS}
         if optimizer.experts is not None:
             state |= {f"{EXPERTS}{kind}": getattr(optimizer.experts, kind) for kind in KINDS}
-        if flat_parameters.flat.dtype == torch.float32:
+        if _precision(engine) == "fp32":
             state = {
                 kind: values for kind, values in state.items() if not kind.endswith("master")
             }  # in model files
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
         # Ranks that differ in dp and cp only hold the same parameters: one of them writes.
         if mesh.shard_rank == 0:
-            out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(flat_parameters.parameters)
+            out[model_file(mesh.tp_rank, mesh.pp_rank)] = (
+                part.weights
+                if isinstance(part, FlatPart)
+                else dict(engine.stage.trained.parameters)
+            )
         experts = engine.stage.trained_experts
         if experts is not None and experts.replicas.rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(experts.parameters)
@@ -66,7 +73,7 @@ class StageContents:
             step=step,
             optimizer_steps=engine.optimizer.updates,
             topology=topology_of((mesh.tp, mesh.pp, mesh.shards), _ep(engine)),
-            precision=engine.options.precision if lora is None else "fp32",
+            precision=_precision(engine),
             config=engine.config,
             flat=[[list(entry) for entry in t.entries] for t in tables],
             shard=[max(1, -(-t.size // mesh.shards)) for t in tables],
@@ -98,15 +105,25 @@ def is_finite(numbers: torch.Tensor) -> bool:
 
 def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:
     """See `Engine.load`."""
+    dense = engine.optimizer.dense
+    part = dense.empty_part() if isinstance(dense, FullShard) else dense
     manifest = fill_from(
         checkpoint,
         engine.mesh,
         engine.shape,
         engine.lora,
-        lambda reader: _fill(engine, reader, read),
+        lambda reader: _fill(engine, part, reader, read),
     )
+    # Not before every rank has read its part: a rank that fails would let the other ones wait.
+    if isinstance(dense, FullShard) and isinstance(part, FlatPart):
+        dense.distribute(part)
     engine.optimizer.restore(manifest.optimizer_steps, manifest.loss_scale)
     return manifest.state
+
+
+def _precision(engine: NativeEngine) -> Precision:
+    """The precision of the weights in model files: adapters are trained in fp32."""
+    return engine.options.precision if engine.lora is None else "fp32"
 
 
 def _ep(engine: NativeEngine) -> int:
@@ -114,15 +131,21 @@ def _ep(engine: NativeEngine) -> int:
     return 1 if engine.optimizer.experts is None else engine.mesh.ep
 
 
-def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
+def _fill(
+    engine: NativeEngine,
+    part: OptimizerShard | FlatPart,
+    reader: StateReader,
+    read: dict[str, int] | None,
+) -> None:
     """Fill this rank's part of master weights and moments."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
+    parts = [part, *([] if optimizer.experts is None else [optimizer.experts])]
     filled_kinds: set[str] = set()
     if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards), layout.uneven, _ep(engine)):
 
         def put(kind: str, at: int, numbers: Bits) -> None:
             filled_kinds.add(kind)
-            shard = optimizer.experts if kind.startswith(EXPERTS) else optimizer
+            shard = optimizer.experts if kind.startswith(EXPERTS) else part
             getattr(shard, kind.removeprefix(EXPERTS))[at : at + len(numbers)].copy_(
                 tensor(numbers, FP32)
             )
@@ -132,7 +155,7 @@ def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None
         )
         if read is not None and crc is not None:
             read[name] = crc
-    for kind, shard in product(KINDS, optimizer.shards):
+    for kind, shard in product(KINDS, parts):
         # The masters of an fp32 run are not in optimizer files, so `own_part` does not fill them.
         if (f"{EXPERTS}{kind}" if shard is optimizer.experts else kind) in filled_kinds:
             continue

@@ -90,6 +90,10 @@ class Stage(nn.Module):
         self.layout, self.mesh = layout, mesh
         self.dtype: torch.dtype = getattr(torch, BY_PRECISION[options.precision].name)
         self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
+        self.is_sharded = options.shard == "full" and mesh.shards > 1
+        """Whether `full_shard` gives the parameters their values and cuts them over `mesh.shards`;
+        they stay on `meta` until then.
+        """
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
         self.described = normalise(config)
         self._embedding_scale = self.described.scales.get("embedding", 1.0)
@@ -135,10 +139,11 @@ class Stage(nn.Module):
         """Modules and parameters whose weight's gradient goes to a `sink`, by the name of the
         weight in files.
         """
-        if lora is None:
+        # FSDP2 takes the gradients that torch accumulates.
+        if lora is None and not self.is_sharded:
             self._find_writing(options.compile)
-        for mixture in self.mixtures if lora is None else ():  # which is never compiled
-            self.writing |= mixture.writing
+            for mixture in self.mixtures:  # which is never compiled
+                self.writing |= mixture.writing
         self.loss = self._loss(options.compile) if self.last else None
         self.before_layer: Callable[[int], None] = lambda layer: (
             None
@@ -256,6 +261,8 @@ class Stage(nn.Module):
         """Make all parameters views of one flat buffer, but for those that are quantised."""
         mesh, layout = self.mesh, self.layout
         buffer_args = self.dtype, mesh.device, mesh.tp_rank
+        if self.is_sharded:
+            buffer_args = torch.float32, torch.device("meta"), mesh.tp_rank
         if quantizes:
             self._make_quantized()
         self.dense = FlatParameters.of(
@@ -650,6 +657,19 @@ class Stage(nn.Module):
         # Sequence parallelism cuts hidden states between stages; token ids always have whole rows.
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
+        return self.gathered(x, lambda x: self._run_layers(x, positions, rotary, masks))
+
+    def gathered(
+        self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """`run` of `x`; with full sharding FSDP2 gathers embedding, norm and output matrix before
+        it. Only `x`, as FSDP2 moves all tensors that it sees to the device.
+        """
+        return run(x)
+
+    def _run_layers(
+        self, x: torch.Tensor, positions: torch.Tensor, rotary: Any, masks: Any
+    ) -> torch.Tensor:
         # Embeddings are read before the loop, and their new weights may still be on the way.
         self.before_layer(0)
         h = self._embed(x) if self.first else x

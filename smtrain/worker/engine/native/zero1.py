@@ -8,21 +8,20 @@ the weights are the flat buffer itself; in bf16 and fp16 there is a master copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
 from smtrain.worker.engine.native.gradients import FlatParameters, Gradients
-from smtrain.worker.engine.native.loss_scaling import LossScale
 from smtrain.worker.engine.native.norms import Range, merge, part_of
+from smtrain.worker.engine.native.optimizer import AdamWSteps
+from smtrain.worker.engine.native.replicas import GradientCopies
 from smtrain.worker.engine.native.stage import Stage
-from smtrain.worker.engine.step_timing import part
 
 
 class OptimizerShard:
@@ -44,47 +43,22 @@ class OptimizerShard:
         self.start = flat_parameters.replicas.rank * self.shard
         self.gradients = Gradients(flat_parameters, stage.writing, mesh.device)
         stage.share_head(self.gradients)
-        self._summed_over_tp: list[torch.Tensor] = []
-        kv_heads = [kind.kv_heads for kind in flat_parameters.layout.shape.kinds]
-        self._summed_over_copies: dict[int, list[torch.Tensor]] = {count: [] for count in kv_heads}
-        self._tied: torch.Tensor | None = None
+        self._copies = GradientCopies(stage, flat_parameters, mesh)
         self._weighted: list[tuple[int, int, float, str]] = []
         """The ranges of this rank's part, their weight in norms, and the parameter of each."""
-        layout, late_names = flat_parameters.layout, set[str]()
-        self._shape = layout.shape
+        self._shape = flat_parameters.layout.shape
         for name, at, size in self.table.entries:
-            grad, cut = self.gradients.of[name], layout.shard(name, mesh.tp_rank)
-            weight = 1.0 / cut.copies  # each number of the model counts once in the norm
-            if cut.dim is None and (cut.partial or stage.sequence_parallel):
-                # A replicated parameter has partial gradients if it is `partial`, or if each rank
-                # saw only its tokens.
-                self._summed_over_tp.append(grad)
-                late_names.add(name)
-            elif cut.dim is not None and cut.copies > 1:
-                self._summed_over_copies[layout.kind(name).kv_heads].append(grad)
-                late_names.add(name)
-            if len(layout.stages(name)) > 1:
-                # Tied embeddings live on the first and the last stage: each has part of the
-                # gradient, and the first counts it in the norm.
-                self._tied = grad
-                late_names.add(name)
-                weight = weight if stage.first else 0.0
             low, high = max(at, self.start), min(at + size, self.start + self.shard)
-            if low < high and weight:
+            if low < high and (weight := self._copies.weights[name]):
                 self._weighted.append((low - self.start, high - self.start, weight, name))
         self._by_part: dict[bool, list[Range]] = {}
         self._ranges = merge((start, stop, weight, "") for start, stop, weight, _ in self._weighted)
-        self._copies_groups = {
-            count: mesh.subgroup("tp", layout.kv_groups(count)) for count in kv_heads
-        }
-        ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
-        self._tied_group = mesh.subgroup("pp", ends)
         own_part = self.part(self.flat)
         # In fp32 the weights are their own masters; a copy would double their memory.
         self.master = own_part if own_part.dtype == torch.float32 else own_part.float()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
         self.sums = GradientSums(
-            flat_parameters.replicas, flat_parameters.table, self.gradients, late_names
+            flat_parameters.replicas, flat_parameters.table, self.gradients, self._copies.names
         )
         self._grad_part = self.sums.own_part
         self.shares = WeightShares(flat_parameters, *_needed_by(stage))
@@ -137,12 +111,7 @@ class OptimizerShard:
     def complete(self) -> None:
         """Add up gradients over tensor-parallel ranks and both ends of the pipeline."""
         self.gradients.complete()
-        with part("tensor parallel"):
-            _all_reduce(self._summed_over_tp, self.mesh.tp_group)
-            for count, views in self._summed_over_copies.items():
-                _all_reduce(views, self._copies_groups[count])
-        with part("pipeline"):
-            _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
+        self._copies.sum(self.gradients.of)
 
     def add_squares(self, total: torch.Tensor) -> None:
         """Add the squares of this rank's gradients to `total`; copies of a number share its
@@ -192,13 +161,29 @@ class OptimizerShard:
             own_part.copy_(self.master)
         self.shares.send()
 
+    def last_backward(self) -> None:
+        """Announce the last backward pass of the step, which completes the gradients."""
+        self.sums.last_backward()
+
+    def finish(self) -> None:
+        """Add up gradients over the ranks that hold the same parameters."""
+        self.sums.finish()
+
+    def settle(self) -> None:
+        """Wait until every rank has all new parameters."""
+        self.shares.settle()
+
+    def is_finite(self) -> bool:
+        """Whether this rank's master weights are finite numbers."""
+        return bool(torch.isfinite(self.master).all())
+
     def set_step_count(self, steps: int) -> None:
         """Set the number of updates so far."""
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
 
 
-class Zero1AdamW(OptimizerShard):
+class Zero1AdamW(AdamWSteps):
     """The optimizer of one rank; it owns the stage's gradients from now on.
 
     In fp32 it updates the stage's values; in bf16 and fp16 call `take` with each parameter's fp32
@@ -206,108 +191,16 @@ class Zero1AdamW(OptimizerShard):
     """
 
     def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
-        super().__init__(stage, stage.trained, mesh, options)
-        self.steps = 0
-        # By the stage's dtype, not the trained one's: gradients pass through the stage's
-        # activations.
-        self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
+        super().__init__(mesh, options, stage.dtype)
+        self.dense = OptimizerShard(stage, stage.trained, mesh, options)
         experts = stage.trained_experts
         self.experts = None if experts is None else OptimizerShard(stage, experts, mesh, options)
-        self.shards: list[OptimizerShard] = [self] if self.experts is None else [self, self.experts]
+        self.shards: list[OptimizerShard] = [self.dense, *([self.experts] if self.experts else [])]
         stage.before_layer = self._before_layer
 
     def _before_layer(self, layer: int) -> None:
         for shard in self.shards:
             shard.shares.wait_for_layer(layer)
-
-    def take(self, name: str, values: torch.Tensor) -> None:
-        super().take(name, values)
-        if self.experts is not None:
-            self.experts.take(name, values)
-
-    def last_backward(self) -> None:
-        """Announce the last backward pass of the step, which completes the gradients."""
-        for shard in self.shards:
-            shard.sums.last_backward()
-
-    @torch.no_grad()
-    def step(self, lr: float) -> torch.Tensor:
-        """Sum gradients, clip, update, and share the new parameters; returns the norm before
-        clipping.
-        """
-        for shard in self.shards:
-            shard.complete()
-        for shard in self.shards:
-            shard.sums.finish()
-        norm, scaling, found_inf = self._norm(), self.loss_scale, None
-        if scaling is not None:
-            # The gradients are still multiplied by the scale; clip and log need the true norm.
-            norm = norm / scaling.scale
-            has_overflow = norm.isfinite().logical_not()
-            found_inf = has_overflow.float()
-        # The inverse of clip_grad_norm_'s factor in torch: grad_clip / (norm + 1e-6), at most 1.
-        divisor = (
-            ((norm + 1e-6) / self.options.grad_clip).clamp(min=1.0)
-            if self.options.grad_clip
-            else None
-        )
-        if scaling is not None:
-            divisor = scaling.scale if divisor is None else divisor * scaling.scale
-            # After `divisor`, which needs the scale of this step's losses.
-            scaling.update(has_overflow)
-        self.steps += 1
-        for shard in self.shards:
-            shard.update(lr, divisor, found_inf)
-        return norm
-
-    def settle(self) -> None:
-        """Wait until every rank has all new parameters."""
-        for shard in self.shards:
-            shard.shares.settle()
-
-    @property
-    def updates(self) -> int:
-        """Steps that were not skipped; with a loss scale it waits for the device."""
-        return self.steps - (0 if self.loss_scale is None else int(self.loss_scale.skipped))
-
-    @torch.no_grad()
-    def restore(self, steps: int, loss_scale: Mapping[str, float] | None = None) -> None:
-        """Resume after `steps` updates, once master, exp_avg and exp_avg_sq are filled;
-        `loss_scale` is for fp16.
-        """
-        self.steps = steps
-        if self.loss_scale is not None and loss_scale is not None:
-            self.loss_scale.restore(loss_scale)
-            # `steps` also counts skipped steps, as the masks of dropout depend on it.
-            self.steps += int(loss_scale["skipped"])
-        for shard in self.shards:
-            shard.set_step_count(steps)
-            shard.publish()
-        self.settle()
-
-    def _norm(self) -> torch.Tensor:
-        """The norm of the whole mesh's gradient."""
-        total = self._grad_part.new_zeros(())
-        for shard in self.shards:
-            shard.add_squares(total)
-        with part("data parallel"):
-            # Over all ranks of the mesh: the weights of the ranges make each number count once.
-            dist.all_reduce(total)
-        return total.sqrt()
-
-    @torch.no_grad()
-    def parameter_squares(self, parts: Sequence[str]) -> torch.Tensor:
-        """The squared norms of the trained parameters of the whole mesh, by `parts_of`, or [""] for
-        all.
-        """
-        sums = {name: self.master.new_zeros(()) for name in parts}
-        for shard in self.shards:
-            for part_name, square in shard.squares(by_part=len(parts) > 1):
-                sums[part_name] += square
-        total = torch.stack([*sums.values()])
-        with part("data parallel"):
-            dist.all_reduce(total)
-        return total
 
 
 def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
@@ -323,15 +216,3 @@ def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
     ):  # a tied matrix is needed first
         place |= {id(p): layer for p in (module.parameters() if module is not None else ())}
     return place, len(stage.blocks)
-
-
-def _all_reduce(views: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Sum each of `views` over the group, in one message."""
-    if not views or group is None or dist.get_world_size(group) == 1:
-        return
-    flat = torch.cat([v.reshape(-1) for v in views])
-    dist.all_reduce(flat, group=group)
-    at = 0
-    for view in views:
-        view.copy_(flat[at : at + view.numel()].view_as(view))
-        at += view.numel()
