@@ -105,7 +105,7 @@ class FastestMeshes:
         if key not in self._slots:
             self._slots[key] = self._make(tp, pp, ep, cp)
         slots = self._slots[key]
-        once = [self._once(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
+        once = [self._time_once(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
         timings: list[tuple[float, int, int, Recompute, int]] = []
         for m, ways in slots.ways.items():
             count, remainder = divmod(work.global_batch, dp * m)
@@ -146,7 +146,7 @@ class FastestMeshes:
             too_big[r, form] = m
         return None
 
-    def _once(
+    def _time_once(
         self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers
     ) -> tuple[float, float]:
         """Seconds of the exchange of gradients and weights, and of the optimizer's update; infinite

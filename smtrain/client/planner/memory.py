@@ -191,10 +191,10 @@ def _held_fully_sharded(
     """`held_bytes` under full sharding, of `shard` numbers that the rank keeps.
 
     They are fp32 masters, gradients and two moments. Gathered are the embedding, final norm and
-    output matrix, from the forward pass to the end of the backward one, and two layers: one that is
-    computed, one that arrives. Of a layer whose backward pass ends there are the gradients, and
-    their fp32 copy that is being summed; so of the other matrices, with those of the ends at last,
-    when no activations are left.
+    output matrix, from the forward pass to the end of the backward one, and two layers: the present
+    one, and the next one, which arrives. A layer whose backward pass ends has gradients, and their
+    fp32 copy on its way to the ranks; so have the matrices of the ends after the last layer, when
+    no activations are left.
     """
     sizes, width = sizes_of_rank(work.shape, mesh.tp, mesh.ep), work.width
     kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)

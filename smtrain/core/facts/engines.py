@@ -152,6 +152,30 @@ def no_qlora(instance_type: str) -> str:
     )
 
 
+def full_shard_faults(*, trains_adapter: bool, ep: int, on_neuron: bool) -> dict[str, str]:
+    """Faults of keys next to which parallel.shard: full does not work, by key.
+
+    FSDP2 would need a second group of ranks for experts; adapters are no parameters of the modules
+    that it cuts; on TorchNeuron its streams are unchecked.
+    """
+    faults = {}
+    if trains_adapter:
+        faults["train.adapter"] = (
+            "parallel.shard: full does not cut the base of an adapter; set it to optimizer"
+        )
+    if ep > 1:
+        faults["parallel.ep"] = (
+            "parallel.shard: full divides experts by their rows over dp x cp, and parallel.ep by"
+            " their number; leave one of the two out"
+        )
+    if on_neuron:
+        faults["compute.instance_type"] = (
+            "parallel.shard: full is for GPUs and CPUs, as FSDP2 is unchecked on Neuron cores; set"
+            " it to optimizer"
+        )
+    return faults
+
+
 def no_gpu_for_fp16(machine: str) -> str:
     """The fault of fp16 on a machine without GPUs."""
     return f"train.precision: fp16 is for GPUs, and {machine} has none; set bf16 or fp32"

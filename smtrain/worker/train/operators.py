@@ -79,7 +79,7 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.top = 0
-        self._device, self._known_keys = device, set[int]()
+        self._device, self._sizes = device, dict[int, int]()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -87,20 +87,20 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = function(*args, **(kwargs or {}))
         for tensor in _tensors(out):
             if tensor.device.type == self._device:
-                self._see(tensor.untyped_storage())
+                self.count(tensor.untyped_storage())
         return out
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
+    def count(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that an operator has made, or that has another size now."""
         key, size = storage._cdata, storage.nbytes()
-        if key not in self._known_keys:
-            self._known_keys.add(key)
-            weakref.finalize(storage, self._forget, key, size)
-            self.now += size
-            self.top = max(self.top, self.now)
+        if key not in self._sizes:
+            weakref.finalize(storage, self._forget, key)
+        self.now += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+        self.top = max(self.top, self.now)
 
-    def _forget(self, key: int, size: int) -> None:
-        self._known_keys.discard(key)
-        self.now -= size
+    def _forget(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
 
 
 def fallbacks() -> list[str] | None:

@@ -662,6 +662,7 @@ TRAIN = (
         for base in ("nxd", "trn1")
         for change, says in (
             ({"train.compile": True}, "train.compile: engine nxd's steps are"),
+            ({"parallel.shard": "full"}, "parallel.shard: engine nxd divides only"),
             ({"train.deterministic": False}, "train.deterministic: engine nxd's graphs"),
             ({"train.profile": {}}, "train.profile: engine nxd's steps"),
             (
@@ -705,6 +706,28 @@ TRAIN = (
         "bitsandbytes has no kernels for the Neuron cores",
         ("leave it out", {"train.adapter": {}}),
         ("take a GPU", {"compute.instance_type": "ml.p5.48xlarge", "compute.image": OUT}),
+    ),
+    case(
+        "local",
+        {"parallel.shard": "full", "train.adapter": {}},
+        "parallel.shard: full does not cut the base of an adapter",
+        "set it to optimizer",
+    ),
+    case(
+        "trn2",
+        {"parallel.shard": "full"},
+        "parallel.shard: full is for GPUs and CPUs",
+        "set it to optimizer",
+    ),
+    case(
+        "local",
+        both(
+            write("model/config.json", MIXTRAL),
+            {"parallel.shard": "full", "parallel.pp": 1, "parallel.ep": 2},
+        ),
+        "parallel.shard: full divides experts by their rows",
+        ("leave one", {"parallel.shard": OUT}),
+        (" of the two out", {"parallel.ep": OUT}),
     ),
     case(
         "local",

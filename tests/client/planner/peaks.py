@@ -10,6 +10,8 @@ miscounts if gloo's threads release what this thread allocated.)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -41,7 +43,7 @@ def peak(
     has its pass in the peak too. `packed`: four samples in each row. `varlen`: attention takes
     documents in place of masks, as on CUDA.
     """
-    with HeldBytes() as held:
+    with HeldBytes() as held, counting_resizes(held):
         preference = DpoSection() if paired else None
         engine = NativeEngine(config, options, OptimizerOptions(), None, 0, lora, preference)
         engine.stage.context.varlen = varlen
@@ -63,6 +65,25 @@ def peak(
         own = engine.layout.experts(engine.mesh.ep_rank)
         share = mean(mean(layer[j] for j in own) for layer in result.routing.loads)
     return engine.mesh.pp_rank, state, held.top, share
+
+
+@contextmanager
+def counting_resizes(held: HeldBytes) -> Iterator[None]:
+    """Count storages that FSDP2 empties and fills again, which no operator does."""
+    resize = torch.UntypedStorage.resize_
+
+    def counted(storage: torch.UntypedStorage, size: int) -> Any:
+        is_known = storage._cdata in held._sizes
+        out = resize(storage, size)
+        if is_known:
+            held.count(storage)
+        return out
+
+    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
 
 def _quarters(batch: int, seq_len: int) -> torch.Tensor:
@@ -165,6 +186,12 @@ def model(family: str) -> dict[str, Any]:
     return config(family, **sizes)
 
 
+SHARDED = [
+    ("llama", "114 m2 bf16 shards"),
+    ("llama", "112 m1 shards"),
+    ("qwen3", "212 m2 bf16 full shards"),
+    ("llama", "122 m2 bf16 shards"),
+]
 ADAPTED = [
     ("llama", "111 m4"),
     ("llama", "111 m2 bf16"),
@@ -264,7 +291,15 @@ def compare(
     worst = [
         max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)
     ]
-    work = Work(shape, seq_len, batch, o.precision, lora=lora, separates_documents=paired or packed)
+    work = Work(
+        shape,
+        seq_len,
+        batch,
+        o.precision,
+        lora=lora,
+        separates_documents=paired or packed,
+        shards_fully=o.shard == "full",
+    )
     machine = Machine(
         "cpu", 1, size, 1e12, 1e12, 1e12, 1e9, has_accelerators=varlen, link=1e9 * varlen
     )

@@ -21,7 +21,16 @@ from smtrain.core.model.footprint import CHUNK_SCORES
 from smtrain.core.model.hf_config import ACTIVATIONS
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.model.shape import ModelShape
-from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, MIXED, PAIRED, compare
+from tests.client.planner.peaks import (
+    ADAPTED,
+    COMBINATIONS,
+    CUT,
+    LONG,
+    MIXED,
+    PAIRED,
+    SHARDED,
+    compare,
+)
 from tests.worker.engine.world import World
 
 
@@ -70,6 +79,13 @@ def test_the_predicted_peak_is_within_a_tenth_of_the_measured(
 @pytest.mark.parametrize(("family", "mesh"), gate(ADAPTED, ADAPTED_GATE))
 def test_so_it_is_with_lora(family: str, mesh: str, worlds: dict[int, World]) -> None:
     for stage, measured, predicted in compare(family, mesh, worlds, adapted=True):
+        assert predicted == pytest.approx(measured, rel=0.05), f"stage {stage}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("family", "mesh"), SHARDED)
+def test_so_it_is_fully_sharded(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    for stage, measured, predicted in compare(family, mesh, worlds):
         assert predicted == pytest.approx(measured, rel=0.05), f"stage {stage}"
 
 

@@ -804,7 +804,7 @@ def masters(
     exact = NativeEngine(config, options, OPTIMIZER, source, 0)
     return (
         e.optimizer.dense.master.numpy(),
-        e.optimizer.part(e.stage.trained.flat).float().numpy(),
+        e.optimizer.dense.part(e.stage.trained.flat).float().numpy(),
         exact.optimizer.dense.master.numpy(),
     )
 

@@ -11,6 +11,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import BatchRamp
 from smtrain.core.facts.engines import (
     engine_fault,
+    full_shard_faults,
     is_neuron,
     no_gpu_for_fp16,
     no_qlora,
@@ -259,6 +260,11 @@ NXD = (
         "parallel.cp: only engine native cuts sequences over processes; leave it out",
     ),
     Rule(
+        "parallel.shard train.engine",
+        lambda c: c.parallel.shard != "optimizer",
+        "parallel.shard: engine nxd divides only the optimizer's state; leave it out",
+    ),
+    Rule(
         "train.compile train.engine",
         lambda c: c.train.compile,
         "train.compile: engine nxd's steps are compiled graphs already; leave it out",
@@ -379,6 +385,13 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"train.precision", "compute.instance_type"}, no_gpu_for_fp16(kind)
     if train.quantizes and train.engine == "native" and kind_of(config) == "neuron":
         yield {"train.adapter.quantize", "compute.instance_type"}, no_qlora(kind)
+    if config.parallel.shard == "full" and train.engine == "native":
+        faults = full_shard_faults(
+            trains_adapter=train.adapter is not None,
+            ep=config.parallel.ep,
+            on_neuron=kind_of(config) == "neuron",
+        )
+        yield from (({"parallel.shard", key}, fault) for key, fault in faults.items())
     yield from rule_faults(NATIVE if train.engine == "native" else NXD, config)
 
 

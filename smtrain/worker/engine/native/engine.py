@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from smtrain.core.config.training import DpoSection
 from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.core.facts.engines import full_shard_faults
 from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
@@ -73,6 +74,14 @@ class NativeEngine:
         if self.device.type != "cpu":
             comm.be_deterministic(options.deterministic)
         self.require_owner: Callable[[], None] = lambda: None
+        if options.shard == "full":
+            faults = full_shard_faults(
+                trains_adapter=lora is not None,
+                ep=options.ep,
+                on_neuron=self.device.type == "neuron",
+            )
+            if faults:
+                raise ConfigError([*faults.values()], code="config.combination")
         self.shape = ModelShape.from_config(config)
         self.layout = Layout(
             self.shape, options.tp, options.pp, cuts=options.pipeline_cuts or None, ep=options.ep

@@ -80,7 +80,7 @@ class Rows:
         self.grad = torch.zeros_like(self.master)
 
     @property
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         return self._parameter.requires_grad
 
     @property
@@ -203,7 +203,7 @@ class FullShard:
         decayed, exempt = list[nn.Parameter](), list[nn.Parameter]()
         for rows in self.rows.values():
             is_decayed = rows.names[0][1] < self.table.decay_end
-            if rows.trained and len(rows.master):
+            if rows.is_trained and len(rows.master):
                 (decayed if is_decayed else exempt).append(rows.of_adamw)
         groups = [
             {"params": parameters, "weight_decay": decay}
@@ -253,7 +253,7 @@ class FullShard:
             self._by_part[by_part] = [
                 (rows, range_)
                 for rows in self.rows.values()
-                if rows.trained
+                if rows.is_trained
                 for range_ in merge(
                     (
                         start,
