@@ -9,7 +9,7 @@ derives them and compares them with measured peaks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -97,13 +97,11 @@ class HeldMemory:
     step: float
     """Buffers of the optimizer's step."""
     runtime: float
-    gathered: float = 0.0
-    """Full sharding: weights that FSDP2 has gathered, and gradients on their way to the ranks."""
 
     @property
     def lower_bound(self) -> float:
         """Lower bound of the stage's peak."""
-        return self.weights + self.gradients + self.optimizer + self.runtime + self.gathered
+        return self.weights + self.gradients + self.optimizer + self.runtime
 
     def total(self, peak: Peak, standing_bytes: float) -> float:
         """The stage's peak, from that of its micro-batches and the `standing_bytes`."""
@@ -116,7 +114,6 @@ class HeldMemory:
             + logits
             + (passing + standing_bytes)
             + self.runtime
-            + self.gathered
         )
 
     def with_peak(self, peak: Peak, standing_bytes: float) -> CoreMemory:
@@ -128,7 +125,7 @@ class HeldMemory:
             self.optimizer,
             saved_bytes,
             logits,
-            passing + standing_bytes + self.gathered,
+            passing + standing_bytes,
             self.runtime,
         )
 
@@ -167,8 +164,9 @@ def held_bytes(
         divide_optimizer_state(parameters, expert_parameters, mesh),
         work.width,
     )
-    if work.shards_fully and mesh.shards > 1:
-        return _held_fully_sharded(work, machine, mesh, stage, shard)
+    if work.shards_fully and mesh.shards > 1:  # fp32 rows, which are their own masters
+        runtime = RUNTIME if machine.has_accelerators else 0.0
+        return HeldMemory(4.0 * shard, 4.0 * shard, 8.0 * shard, 0.0, runtime)
     weight_width = 4 if work.lora else width  # adapters are fp32, and their own masters
     quantized_numbers = _quantized_numbers(work, mesh, stage)
     separate_gradients = (
@@ -182,34 +180,6 @@ def held_bytes(
         optimizer=(8.0 + (4.0 if weight_width == 2 else 0)) * shard,
         step=_step_buffers(machine, weight_width if separate_gradients else 0, shard),
         runtime=RUNTIME if machine.has_accelerators else 0.0,
-    )
-
-
-def _held_fully_sharded(
-    work: Work, machine: Machine, mesh: Mesh, stage: int, shard: int
-) -> HeldMemory:
-    """`held_bytes` under full sharding, of `shard` numbers that the rank keeps.
-
-    They are fp32 masters, gradients and two moments. Gathered are the embedding, final norm and
-    output matrix, from the forward pass to the end of the backward one, and two layers: the present
-    one, and the next one, which arrives. A layer whose backward pass ends has gradients, and their
-    fp32 copy on its way to the ranks; so have the matrices of the ends after the last layer, when
-    no activations are left.
-    """
-    sizes, width = sizes_of_rank(work.shape, mesh.tp, mesh.ep), work.width
-    kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
-    layer = max((sizes_of_rank(kind, mesh.tp, mesh.ep).layer for kind in kinds), default=0)
-    layers = sum(n * sizes_of_rank(kind, mesh.tp, mesh.ep).layer for kind, n in kinds.items())
-    ends = stage_numbers(work.shape, mesh, stage) - layers
-    head = sizes.head if stage == mesh.pp - 1 else 0
-    gathered = width * (ends + head) + (3 * width + 4) * layer
-    return HeldMemory(
-        weights=4.0 * shard,
-        gradients=4.0 * shard,
-        optimizer=8.0 * shard,
-        step=max(0.0, (2 * width + 4.0) * ends - gathered),
-        runtime=RUNTIME if machine.has_accelerators else 0.0,
-        gathered=gathered,
     )
 
 
@@ -242,7 +212,47 @@ def peak_moment(work: Work, machine: Machine, mesh: Mesh, stage: int) -> Peak:
 
     dp changes them only by `micro_batches_in_flight`. `work` is that of `on_machine`.
     """
-    return max(_moments(work, machine, mesh, stage), key=sum)
+    moments = _moments(work, machine, mesh, stage)
+    if work.shards_fully and mesh.shards > 1:
+        moments = [*_gathered_moments(work, mesh, stage, moments)]
+    return max(moments, key=sum)
+
+
+def _gathered_moments(
+    work: Work, mesh: Mesh, stage: int, moments: Sequence[Peak]
+) -> Iterator[Peak]:
+    """The same under full sharding, with what FSDP2 gathers and sums.
+
+    Embedding, final norm and output matrix are there from the forward pass to the end of the
+    backward one, and the gradient of the output matrix from the loss on. In the backward pass of a
+    layer so are its weights and those of the next one, which arrive; from the second layer on also
+    the fp32 gradients of the one before, on their way to the ranks. At last those of the ends.
+    """
+    sizes, w = sizes_of_rank(work.shape, mesh.tp, mesh.ep), work.width
+    kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
+    layer_sizes = {kind: sizes_of_rank(kind, mesh.tp, mesh.ep).layer for kind in kinds}
+    layer = max(layer_sizes.values(), default=0)
+    ends = stage_numbers(work.shape, mesh, stage) - sum(
+        n * layer_sizes[k] for k, n in kinds.items()
+    )
+    always = w * (ends + (sizes.head if stage == mesh.pp - 1 else 0))
+    tokens = work.seq_len * mesh.micro_batch // mesh.cp
+    saved_by_layer = min(
+        (tokens * saved_per_token(work.of_kind(kind), mesh) for kind in kinds), default=0.0
+    )
+    if mesh.recompute == "full":
+        saved_by_layer = w * tokens * work.shape.hidden / _along_sequence(mesh)
+    for saved_bytes, logits, passing in moments:
+        if logits:
+            yield saved_bytes, logits, passing + always
+        else:
+            yield saved_bytes, logits, passing + always + 2 * w * layer
+            yield (
+                saved_bytes - saved_by_layer,
+                logits,
+                passing + always + (2 * w + 4) * layer + 4.0 * layer / mesh.shards,
+            )
+    yield 0.0, 0.0, (2 * w + 4.0) * ends
 
 
 def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemory]:

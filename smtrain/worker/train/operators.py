@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves
 
 from smtrain.core.text import Say
@@ -86,7 +89,8 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = function(*args, **(kwargs or {}))
         for tensor in _tensors(out):
-            if tensor.device.type == self._device:
+            # A DTensor's storage is none: it has the size of all ranks' parts, and no memory.
+            if tensor.device.type == self._device and not is_traceable_wrapper_subclass(tensor):
                 self.count(tensor.untyped_storage())
         return out
 

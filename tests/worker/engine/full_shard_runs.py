@@ -8,7 +8,7 @@ import torch
 
 from smtrain.worker.engine.base import ParallelOptions, StepResult
 from smtrain.worker.engine.native.full_shard import FullShard
-from tests.worker.engine import cases
+from tests.worker.engine import cases, compiled
 
 
 def rows_of(e: Any) -> list[torch.Tensor]:
@@ -48,6 +48,14 @@ def after_an_evaluation(
         evaluated.append(e.evaluate(*cases.own(e, cases.batch(config, 0))).loss)
         stepped.append(e.step(*cases.own(e, cases.batch(config, 0)), 1e-3).loss)
     return evaluated, stepped
+
+
+def train_compiled(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> tuple[list[tuple[float, float]], list[str]]:
+    """Loss and gradient norm of three steps with compiled layers, and the graphs that were made."""
+    with compiled.counted(options) as (compiling, graphs):
+        return cases.train(rank, config, compiling, 3), graphs
 
 
 def overflow(

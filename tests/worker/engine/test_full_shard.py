@@ -12,7 +12,7 @@ import torch
 
 from smtrain.core.model.shape import ModelShape
 from tests import tiers
-from tests.worker.engine import cases, compiled, full_shard_runs, preference
+from tests.worker.engine import cases, full_shard_runs, preference
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.test_parity import apart
 from tests.worker.engine.test_persist import whole_state
@@ -168,8 +168,8 @@ def test_pairs_have_trl_s_numbers(text: str, kind: str, packed: int, four: World
 def test_compiled_layers_have_the_same_numbers(four: World) -> None:
     config, options = CONFIGS["llama"], mesh("122 shards m2")
     plain = four.run(cases.train, config, options, 3)[0]
-    losses, graphs = four.run(compiled.train, config, options, "whole")[0]
-    assert graphs[0], "layers must be compiled"
+    losses, graphs = four.run(full_shard_runs.train_compiled, config, options)[0]
+    assert graphs.count("training") == 1, "layers of one kind must share a graph"
     assert max(apart(losses, plain)) < 1e-5
 
 
