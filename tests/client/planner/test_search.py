@@ -227,3 +227,21 @@ def test_long_rows_are_cut_over_ranks_if_that_is_faster() -> None:
     )
     faults = [*mesh_faults(Work(shape, 1000, 4), machine, Mesh(1, 1, 2, cp=16))]
     assert faults == ["train.seq_len = 1000 cannot be cut over cp = 16"]
+
+
+def test_full_sharding_takes_less_memory_and_more_messages() -> None:
+    machine, shape = Machine.of("ml.p4d.24xlarge", 2), named_shape("llama-3.1-8b")
+    assert shape is not None
+    zero1 = Work(shape, 4096, 64)
+    sharded, mesh = replace(zero1, shards_fully=True), Mesh(1, 1, 16, 1, "full")
+    (_, whole), (_, part) = (worst_core(job, machine, mesh) for job in (zero1, sharded))
+    state = part.weights + part.gradients + part.optimizer
+    assert state == pytest.approx(16 * shape.parameters() / 16, rel=1e-6)
+    assert [*refusals(zero1, machine, mesh)]
+    assert part.total < 0.5 * whole.total
+    assert not [*refusals(sharded, machine, mesh)]
+    # Four micro-batches of a gradient and two weights, in place of one of each.
+    once, often = (step_time(job, machine, mesh).data_parallel for job in (zero1, sharded))
+    assert often / once == pytest.approx(4 * (4 + 2 * 2) / (4 + 2))
+    for c in search(sharded, [machine]):
+        assert c.step_s == pytest.approx(step_time(sharded, c.machine, c.mesh).total)

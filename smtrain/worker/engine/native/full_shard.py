@@ -52,7 +52,7 @@ class FlatPart:
         return max(0, self.start - at), max(0, min(size, self.start + self.shard - at))
 
 
-class Rows:
+class ShardedRows:
     """This rank's rows of one parameter of the model, with their AdamW state."""
 
     def __init__(self, parameter: nn.Parameter, names: list[tuple[str, int, int]]) -> None:
@@ -192,10 +192,10 @@ class FullShard:
         for entry in self.table.entries:
             names.setdefault(flat_parameters.first_name(entry[0]), []).append(entry)
         parameters = shard_fully(stage, mesh)
-        self.rows = {name: Rows(parameters[name], names[name]) for name in names}
+        self.rows = {name: ShardedRows(parameters[name], names[name]) for name in names}
         self._row_of = {entry[0]: name for name in names for entry in names[name]}
         self._copies = GradientCopies(stage, flat_parameters, mesh)
-        self._by_part: dict[bool, list[tuple[Rows, Range]]] = {}
+        self._by_part: dict[bool, list[tuple[ShardedRows, Range]]] = {}
         self._shape = flat_parameters.layout.shape
         self._adamw = self._make_adamw(options)
 
@@ -248,7 +248,7 @@ class FullShard:
         for rows, range_ in self._ranges(by_part):
             yield range_.part, range_.square(rows.master)
 
-    def _ranges(self, by_part: bool) -> list[tuple[Rows, Range]]:
+    def _ranges(self, by_part: bool) -> list[tuple[ShardedRows, Range]]:
         if by_part not in self._by_part:
             self._by_part[by_part] = [
                 (rows, range_)
