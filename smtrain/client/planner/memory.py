@@ -164,7 +164,8 @@ def held_bytes(
         divide_optimizer_state(parameters, expert_parameters, mesh),
         work.width,
     )
-    if work.shards_fully and mesh.shards > 1:  # fp32 rows, which are their own masters
+    is_cut = work.shards_fully and mesh.shards > 1
+    if is_cut and not work.lora:  # fp32 rows, which are their own masters
         runtime = RUNTIME if machine.has_accelerators else 0.0
         return HeldMemory(4.0 * shard, 4.0 * shard, 8.0 * shard, 0.0, runtime)
     weight_width = 4 if work.lora else width  # adapters are fp32, and their own masters
@@ -174,7 +175,8 @@ def held_bytes(
     )  # engine nxd reduces into a copy, native in place
     return HeldMemory(
         weights=padded_numbers * weight_width
-        + (-(-frozen_numbers // mesh.shards) * mesh.shards - quantized_numbers) * width
+        + (-(-frozen_numbers // mesh.shards) * (1 if is_cut else mesh.shards) - quantized_numbers)
+        * width
         + quantized_bytes(quantized_numbers),
         gradients=4.0 * padded_numbers + (4.0 * shard if separate_gradients else 0),
         optimizer=(8.0 + (4.0 if weight_width == 2 else 0)) * shard,
@@ -227,6 +229,7 @@ def _gathered_moments(
     backward one, and the gradient of the output matrix from the loss on. In the backward pass of a
     layer so are its weights and those of the next one, which arrive; from the second layer on also
     the fp32 gradients of the one before, on their way to the ranks. At last those of the ends.
+    Frozen weights have no gradients.
     """
     sizes, w = sizes_of_rank(work.shape, mesh.tp, mesh.ep), work.width
     kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
@@ -235,7 +238,7 @@ def _gathered_moments(
     ends = stage_numbers(work.shape, mesh, stage) - sum(
         n * layer_sizes[k] for k, n in kinds.items()
     )
-    always = w * (ends + (sizes.head if stage == mesh.pp - 1 else 0))
+    always = w * (ends + (sizes.head if stage == mesh.pp - 1 and not work.lora else 0))
     tokens = work.seq_len * mesh.micro_batch // mesh.cp
     saved_by_layer = min(
         (tokens * saved_per_token(work.of_kind(kind), mesh) for kind in kinds), default=0.0
@@ -247,12 +250,14 @@ def _gathered_moments(
             yield saved_bytes, logits, passing + always
         else:
             yield saved_bytes, logits, passing + always + 2 * w * layer
+        if not logits and not work.lora:
             yield (
                 saved_bytes - saved_by_layer,
                 logits,
                 passing + always + (2 * w + 4) * layer + 4.0 * layer / mesh.shards,
             )
-    yield 0.0, 0.0, (2 * w + 4.0) * ends
+    if not work.lora:
+        yield 0.0, 0.0, (2 * w + 4.0) * ends
 
 
 def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemory]:

@@ -54,7 +54,7 @@ class CoreNeeds:
                 rank_numbers(work.shape, tp, ep) / pp * (1 - 1e-9)
             )  # float rounding
         if work.shards_fully:  # masters, gradients and moments in fp32
-            return self._numbers[key] * 16.0 / shards
+            return self._numbers[key] * (work.width if work.lora else 16.0) / shards
         trained_width = 0.0 if work.lora else 4.0 + (8.0 + 4.0 * (work.width == 2)) / shards
         return self._numbers[key] * (work.least_width + trained_width)
 

@@ -29,6 +29,7 @@ from smtrain.client.planner.machines import (
     layers_of,
     sizes_of_rank,
     stage_kinds,
+    stage_numbers,
     trained_numbers,
 )
 from smtrain.core.facts import table
@@ -660,6 +661,9 @@ def exchange_time(
     # weights are gathered for the forward and for the backward pass.
     weight_bytes = (4 if work.lora else work.width) * (2 if work.shards_fully else 1)
     exchanged_bytes = largest_numbers * (4 + weight_bytes)
+    if work.lora and work.shards_fully:
+        base = max(stage_numbers(work.shape, mesh, stage) for stage in {0, mesh.pp - 1})
+        exchanged_bytes += 2.0 * work.width * base * copies[0]
     if single_host:
         return (
             exchanged_bytes / (k.link_bytes_per_flop * machine.core_flops)

@@ -152,16 +152,16 @@ def no_qlora(instance_type: str) -> str:
     )
 
 
-def full_shard_faults(*, trains_adapter: bool, ep: int, on_neuron: bool) -> dict[str, str]:
+def full_shard_faults(*, quantizes: bool, ep: int, on_neuron: bool) -> dict[str, str]:
     """Faults of keys next to which parallel.shard: full does not work, by key.
 
-    FSDP2 would need a second group of ranks for experts; adapters are no parameters of the modules
-    that it cuts; on TorchNeuron its streams are unchecked.
+    FSDP2 would need a second group of ranks for experts; weights in 4 bits are no parameters of the
+    modules that it cuts; on TorchNeuron its streams are unchecked.
     """
     faults = {}
-    if trains_adapter:
-        faults["train.adapter"] = (
-            "parallel.shard: full does not cut the base of an adapter; set it to optimizer"
+    if quantizes:
+        faults["train.adapter.quantize"] = (
+            "parallel.shard: full does not cut a base in 4 bits; set it to optimizer"
         )
     if ep > 1:
         faults["parallel.ep"] = (

@@ -709,8 +709,13 @@ TRAIN = (
     ),
     case(
         "local",
-        {"parallel.shard": "full", "train.adapter": {}},
-        "parallel.shard: full does not cut the base of an adapter",
+        {
+            "parallel.shard": "full",
+            "parallel.tp": 1,
+            "compute.instance_count": 1,
+            "train.adapter": {"quantize": "nf4"},
+        },
+        "parallel.shard: full does not cut a base in 4 bits",
         "set it to optimizer",
     ),
     case(

@@ -29,6 +29,7 @@ from tests.client.planner.peaks import (
     MIXED,
     PAIRED,
     SHARDED,
+    SHARDED_BASE,
     compare,
 )
 from tests.worker.engine.world import World
@@ -88,6 +89,13 @@ def test_so_it_is_fully_sharded(family: str, mesh: str, worlds: dict[int, World]
     """The peak of a step of few micro-batches comes before all gradients exist."""
     for stage, measured, predicted in compare(family, mesh, worlds):
         assert 0.97 < predicted / measured < 1.12, f"stage {stage}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("family", "mesh"), SHARDED_BASE)
+def test_so_it_is_with_a_sharded_base(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    for stage, measured, predicted in compare(family, mesh, worlds, adapted=True):
+        assert predicted == pytest.approx(measured, rel=0.08), f"stage {stage}"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 
 from smtrain.core.model.shape import ModelShape
 from tests import tiers
-from tests.worker.engine import cases, full_shard_runs, preference
+from tests.worker.engine import adapters, cases, full_shard_runs, preference
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.test_parity import apart
 from tests.worker.engine.test_persist import whole_state
@@ -162,6 +162,24 @@ def test_a_step_that_overflows_changes_nothing(four: World) -> None:
 def test_pairs_have_trl_s_numbers(text: str, kind: str, packed: int, four: World) -> None:
     for ours in four.run(preference.steps, mesh(f"{text} shards"), kind, packed):
         assert off(ours, kind) < 1e-5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("llama-tied-509", "122 m2"), ("qwen3", "212 sp bf16"), ("qwen3_moe", "114 m2")],
+)
+def test_adapters_have_the_bits_of_zero_1(
+    name: str, text: str, four: World, tmp_path: Path
+) -> None:
+    """Only their frozen base is cut."""
+    config, options = CONFIGS[name], mesh(text)
+    adapter = adapters.lora(config, dropout=0.1)
+    sharded, zero1 = (
+        four.run(adapters.train, config, replace(options, shard=shard), adapter, tmp_path / shard)
+        for shard in ("full", "optimizer")
+    )
+    assert sharded == zero1
 
 
 @pytest.mark.full

@@ -387,7 +387,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"train.adapter.quantize", "compute.instance_type"}, no_qlora(kind)
     if config.parallel.shard == "full" and train.engine == "native":
         faults = full_shard_faults(
-            trains_adapter=train.adapter is not None,
+            quantizes=train.quantizes,
             ep=config.parallel.ep,
             on_neuron=kind_of(config) == "neuron",
         )

@@ -22,7 +22,8 @@ transfer   batches to the device, numbers back, without a wait
 exchange   the messages of data-parallel ranks in a step
 optimizer  a step: sums of gradients, clipping, fp16 scales, update
 zero1      AdamW whose state is split over the data-parallel ranks
-full_shard  the same with weights and gradients split too, by FSDP2
+full_shard  the same with weights and gradients split too
+sharded_weights  the rows that FSDP2 cuts and gathers
 replicas   sums of gradients over tensor-parallel ranks and the pipeline's ends
 engine     the three together: step, evaluate, logits
 persist    save and load

@@ -41,6 +41,7 @@ from smtrain.worker.engine.native.load_balancing import find_padding
 from smtrain.worker.engine.native.norms import parts_of
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
+from smtrain.worker.engine.native.sharded_weights import ShardedRows, ShardedWeights
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.zero1 import Zero1AdamW
 from smtrain.worker.engine.saving import Saver, local_rank
@@ -76,7 +77,7 @@ class NativeEngine:
         self.require_owner: Callable[[], None] = lambda: None
         if options.shard == "full":
             faults = full_shard_faults(
-                trains_adapter=lora is not None,
+                quantizes=lora is not None and lora.quantize is not None,
                 ep=options.ep,
                 on_neuron=self.device.type == "neuron",
             )
@@ -95,10 +96,15 @@ class NativeEngine:
             self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
         )
         self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
-        make_optimizer = FullShardAdamW if self.stage.is_sharded else Zero1AdamW
+        is_whole_sharded = self.stage.is_sharded and lora is None
+        make_optimizer = FullShardAdamW if is_whole_sharded else Zero1AdamW
         self.optimizer: Zero1AdamW | FullShardAdamW = make_optimizer(
             self.stage, self.mesh, optimizer
         )
+        self._base: ShardedWeights[ShardedRows] | None = None
+        """The frozen weights under an adapter, if their rows are cut."""
+        if self.stage.is_sharded and lora is not None:
+            self._base = ShardedWeights(self.stage, self.stage.dense, self.mesh, ShardedRows)
         # After the optimizer, which takes each parameter's fp32 values before they are rounded.
         self.begin_from(weights or RandomWeights(config, self.shape, seed))
         if lora is not None:
@@ -291,11 +297,18 @@ class NativeEngine:
         """
         fault = None
         try:
-            self.stage.load(weights, self.optimizer.take if self.lora is None else _keep_nothing)
+            self.stage.load(weights, self._taker)
         except CheckpointError as error:
             fault = str(error)
         self.mesh.agree(fault, "the weights cannot be loaded")
         self.stage.settle_quantized()
+
+    @property
+    def _taker(self) -> Callable[[str, torch.Tensor], None]:
+        """The taker of each parameter's fp32 values; a frozen parameter on this rank needs none."""
+        if self.lora is None:
+            return self.optimizer.take
+        return _keep_nothing if self._base is None else self._base.take
 
     @torch.no_grad()
     def next_token(self, input_ids: torch.Tensor) -> int:

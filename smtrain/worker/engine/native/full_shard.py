@@ -1,11 +1,8 @@
-"""Full sharding: weights, gradients and optimizer state of a stage are cut over the data-parallel
-ranks by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao et al. 2023, arXiv 2304.11277).
+"""AdamW with full sharding: weights, gradients and optimizer state of a stage are cut over the
+data-parallel ranks (`sharded_weights`).
 
-Each rank has equal rows of every parameter in fp32, which AdamW updates. FSDP2 gathers a layer's
-weights in the precision of the run before its forward and backward pass, drops them afterwards, and
-sums the gradients of each micro-batch into the ranks' rows in fp32. Embedding, final norm and
-output matrix are one group, gathered from the first layer's forward pass to the end of the backward
-pass.
+Each rank has rows of every parameter in fp32, which AdamW updates. Checkpoints have the files of
+ZeRO-1, whose parts are made from the rows.
 """
 
 from __future__ import annotations
@@ -15,22 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 
 from smtrain.core.model.layout import FlatTable
 from smtrain.worker.engine.base import OptimizerOptions
-from smtrain.worker.engine.native.comm import ProcessMesh, gather_into
-from smtrain.worker.engine.native.gradients import FlatParameters
+from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.norms import Range, merge, part_of
 from smtrain.worker.engine.native.optimizer import AdamWSteps
 from smtrain.worker.engine.native.replicas import GradientCopies
+from smtrain.worker.engine.native.sharded_weights import ShardedRows, ShardedWeights
 from smtrain.worker.engine.native.stage import Stage
 
 
@@ -52,41 +42,24 @@ class FlatPart:
         return max(0, self.start - at), max(0, min(size, self.start + self.shard - at))
 
 
-class ShardedRows:
-    """This rank's rows of one parameter of the model, with their AdamW state."""
+class TrainedRows(ShardedRows):
+    """This rank's fp32 rows of one trained parameter, with their gradient and AdamW state."""
 
     def __init__(self, parameter: nn.Parameter, names: list[tuple[str, int, int]]) -> None:
-        """`parameter` is FSDP2's sharded one; `names` are the parameters in files of which it
-        consists, with the place and size of each in the table.
-        """
-        self._parameter, self.names = parameter, names
-        sharded: Any = parameter
-        local: torch.Tensor = sharded.to_local().detach()
-        self.master = local.view(-1)
+        super().__init__(parameter, names)
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        mesh = sharded.device_mesh
-        self._group: dist.ProcessGroup = mesh.get_group()
-        rows, self._size = len(parameter), parameter.numel()
-        # FSDP2 cuts the first dimension as torch.chunk does: equal parts, of which the last ranks
-        # may have fewer rows, or 0.
-        self._padded_size = -(-rows // mesh.size()) * (self._size // rows)
-        self.start = min(mesh.get_local_rank() * self._padded_size, self._size)
-        self._of_adamw = nn.Parameter(self.master, requires_grad=False)
+        self.of_adamw = nn.Parameter(self.master, requires_grad=False)
+        """The rows as a parameter that AdamW updates in place."""
         self.state = {
-            "step": torch.zeros((), device=local.device),
+            "step": torch.zeros((), device=self.master.device),
             "exp_avg": self.exp_avg,
             "exp_avg_sq": self.exp_avg_sq,
         }
-        self.grad = torch.zeros_like(self.master)
+        self.grad = self.master[:0]
 
     @property
     def is_trained(self) -> bool:
         return self._parameter.requires_grad
-
-    @property
-    def of_adamw(self) -> nn.Parameter:
-        """The rows as a parameter that AdamW updates in place."""
-        return self._of_adamw
 
     def take_gradient(self) -> None:
         """Take the sum of the step's gradients from FSDP2; 0 if no backward pass reached the
@@ -95,107 +68,19 @@ class ShardedRows:
         grad: Any = self._parameter.grad
         self._parameter.grad = None
         self.grad = torch.zeros_like(self.master) if grad is None else grad.to_local().view(-1)
-        self._of_adamw.grad = self.grad
-
-    def pieces(self) -> Iterator[tuple[str, int, int, int]]:
-        """(name, start, stop, offset): numbers [start, stop) of `master` are those of a parameter
-        in files from `offset` on.
-        """
-        at = 0
-        for name, _, size in self.names:
-            low, high = max(at, self.start), min(at + size, self.start + len(self.master))
-            if low < high:
-                yield name, low - self.start, high - self.start, low - at
-            at += size
-
-    def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """All ranks' rows of `master`, or of a moment: [numel]. Collective."""
-        padded = rows.new_zeros(self._padded_size)
-        padded[: len(rows)] = rows
-        whole = rows.new_empty(self._padded_size * dist.get_world_size(self._group))
-        gather_into(whole, padded, group=self._group)
-        return whole[: self._size]
-
-    def put(self, rows: torch.Tensor, pieces: torch.Tensor) -> None:
-        """Fill `rows` from pieces [numel], of which each rank has other numbers and 0 elsewhere.
-
-        Collective. Summed as integers: no bit changes, not even the sign of a zero.
-        """
-        bits = pieces.to(rows.device).view(torch.int32)
-        dist.all_reduce(bits, group=self._group)
-        rows.copy_(bits.view(torch.float32)[self.start : self.start + len(rows)])
+        self.of_adamw.grad = self.grad
 
 
-def shard_fully(stage: Stage, mesh: ProcessMesh) -> dict[str, nn.Parameter]:
-    """Make the rows of the parameters that a stage has on `meta`, and shard its modules.
-
-    Returns FSDP2's parameters by their first name in files. One layer exists in full at a time.
-    """
-    flat_parameters = stage.trained
-    places = _places(stage, flat_parameters)
-    half = stage.dtype if stage.dtype != torch.float32 else None
-    # `cast_forward_inputs` would round rotary embeddings and masks.
-    policy = MixedPrecisionPolicy(
-        param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
-    for module in (*stage.blocks, stage):
-        _make_values(module, places, mesh.device)
-        fully_shard(module, mesh=mesh.shard_mesh, mp_policy=policy)
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            # Losses are divided by the labels of all ranks, so gradients are sums.
-            module.set_gradient_divide_factor(1.0)
-            # Else NCCL multiplies before it adds, and gloo has no such sum.
-            module.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(stage, "gathered")
-    return {name: getattr(module, key) for name, (module, key) in places.items()}
-
-
-def _places(stage: Stage, flat_parameters: FlatParameters) -> dict[str, tuple[nn.Module, str]]:
-    """The module and the attribute of each parameter of the model, by its first name in files."""
-    by_id = {
-        id(flat_parameters.leaf(name)): flat_parameters.first_name(name)
-        for name, _, _ in flat_parameters.table.entries
-    }
-    found: dict[str, tuple[nn.Module, str]] = {}
-    for module in stage.modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in by_id:
-                found.setdefault(by_id[id(parameter)], (module, key))
-    return {name: found[name] for name in dict.fromkeys(by_id.values())}
-
-
-def _make_values(
-    group: nn.Module, places: dict[str, tuple[nn.Module, str]], device: torch.device
-) -> None:
-    """Replace a group's parameters on `meta` by fp32 zeros; a tied matrix stays one parameter."""
-    made: dict[int, nn.Parameter] = {}
-    for module in group.modules():
-        for key, parameter in [*module.named_parameters(recurse=False)]:
-            if parameter.is_meta:
-                values = made.get(id(parameter))
-                if values is None:
-                    zeros = torch.zeros(parameter.shape, dtype=torch.float32, device=device)
-                    values = nn.Parameter(zeros, requires_grad=parameter.requires_grad)
-                    made[id(parameter)] = values
-                setattr(module, key, values)
-
-
-class FullShard:
-    """This rank's rows of all parameters of a stage."""
+class FullShard(ShardedWeights[TrainedRows]):
+    """This rank's part of the optimizer's state: its rows of all parameters of a stage."""
 
     def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
         self._stage, self._mesh, self._device = stage, mesh, mesh.device
         flat_parameters = stage.trained
+        super().__init__(stage, flat_parameters, mesh, TrainedRows)
         self.table = flat_parameters.table
-        names: dict[str, list[tuple[str, int, int]]] = {}
-        for entry in self.table.entries:
-            names.setdefault(flat_parameters.first_name(entry[0]), []).append(entry)
-        parameters = shard_fully(stage, mesh)
-        self.rows = {name: ShardedRows(parameters[name], names[name]) for name in names}
-        self._row_of = {entry[0]: name for name in names for entry in names[name]}
         self._copies = GradientCopies(stage, flat_parameters, mesh)
-        self._by_part: dict[bool, list[tuple[ShardedRows, Range]]] = {}
+        self._by_part: dict[bool, list[tuple[TrainedRows, Range]]] = {}
         self._shape = flat_parameters.layout.shape
         self._adamw = self._make_adamw(options)
 
@@ -217,13 +102,6 @@ class FullShard:
             adamw.state[rows.of_adamw] = rows.state
         return adamw
 
-    def take(self, name: str, values: torch.Tensor) -> None:
-        """Start from a parameter's fp32 values."""
-        rows, flat = self.rows[self._row_of[name]], values.reshape(-1)
-        for piece_name, start, stop, offset in rows.pieces():
-            if piece_name == name:
-                rows.master[start:stop].copy_(flat[offset : offset + stop - start])
-
     def last_backward(self) -> None:
         """FSDP2 sums the gradients of every micro-batch."""
 
@@ -233,7 +111,7 @@ class FullShard:
         """
         for rows in self.rows.values():
             rows.take_gradient()
-        self._copies.sum({name: self.rows[self._row_of[name]].grad for name in self._copies.names})
+        self._copies.sum({name: self.rows_with(name).grad for name in self._copies.names})
 
     def finish(self) -> None:
         """FSDP2 has summed the gradients in the backward passes."""
@@ -248,7 +126,7 @@ class FullShard:
         for rows, range_ in self._ranges(by_part):
             yield range_.part, range_.square(rows.master)
 
-    def _ranges(self, by_part: bool) -> list[tuple[ShardedRows, Range]]:
+    def _ranges(self, by_part: bool) -> list[tuple[TrainedRows, Range]]:
         if by_part not in self._by_part:
             self._by_part[by_part] = [
                 (rows, range_)

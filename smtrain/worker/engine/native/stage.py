@@ -124,7 +124,7 @@ class Stage(nn.Module):
         self._scales: dict[str, torch.Tensor] = {}
         """Scales of their blocks that are not quantised yet."""
         self._keep_own_part()
-        self._make_parameters(lora is not None and lora.quantize is not None)
+        self._make_parameters(lora is not None, lora is not None and lora.quantize is not None)
         if mesh.tp > 1:
             self._insert_collectives()
         if mesh.cp > 1:
@@ -257,12 +257,14 @@ class Stage(nn.Module):
         layers = self.layout.layers(self.mesh.pp_rank)
         return Balance(self.layout.shape, layers, self.mesh, aux, options.aux_by_layer)
 
-    def _make_parameters(self, quantizes: bool) -> None:
+    def _make_parameters(self, is_frozen: bool, quantizes: bool) -> None:
         """Make all parameters views of one flat buffer, but for those that are quantised."""
         mesh, layout = self.mesh, self.layout
         buffer_args = self.dtype, mesh.device, mesh.tp_rank
         if self.is_sharded:
-            buffer_args = torch.float32, torch.device("meta"), mesh.tp_rank
+            # Trained rows are their own masters; those of an adapter's base are frozen.
+            dtype = self.dtype if is_frozen else torch.float32
+            buffer_args = dtype, torch.device("meta"), mesh.tp_rank
         if quantizes:
             self._make_quantized()
         self.dense = FlatParameters.of(

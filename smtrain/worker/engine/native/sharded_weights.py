@@ -1,0 +1,165 @@
+"""Weights of a stage whose rows are cut over the data-parallel ranks by torch's FSDP2
+(`torch.distributed.fsdp.fully_shard`; Zhao et al. 2023, arXiv 2304.11277).
+
+FSDP2 gathers a layer's weights in the precision of the run before its forward and backward pass,
+drops them afterwards, and sums the gradients of each micro-batch into the ranks' rows in fp32. The
+frozen weights under an adapter are cut in the same way.
+Embedding, final norm and output matrix are one group, gathered from the first layer's forward pass
+to the end of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from smtrain.worker.engine.native.comm import ProcessMesh, gather_into
+from smtrain.worker.engine.native.gradients import FlatParameters
+from smtrain.worker.engine.native.stage import Stage
+
+
+class ShardedRows:
+    """This rank's rows of one parameter of the model."""
+
+    def __init__(self, parameter: nn.Parameter, names: list[tuple[str, int, int]]) -> None:
+        """`parameter` is FSDP2's sharded one; `names` are the parameters in files of which it
+        consists, with the place and size of each in the table.
+        """
+        self._parameter, self.names = parameter, names
+        sharded: Any = parameter
+        local: torch.Tensor = sharded.to_local().detach()
+        self.master = local.view(-1)
+        """The rows themselves; of trained weights in fp32."""
+        mesh = sharded.device_mesh
+        self._group: dist.ProcessGroup = mesh.get_group()
+        rows, self._size = len(parameter), parameter.numel()
+        # FSDP2 cuts the first dimension as torch.chunk does: equal parts, of which the last ranks
+        # may have fewer rows, or 0.
+        self._padded_size = -(-rows // mesh.size()) * (self._size // rows)
+        self.start = min(mesh.get_local_rank() * self._padded_size, self._size)
+
+    def pieces(self) -> Iterator[tuple[str, int, int, int]]:
+        """(name, start, stop, offset): numbers [start, stop) of `master` are those of a parameter
+        in files from `offset` on.
+        """
+        at = 0
+        for name, _, size in self.names:
+            low, high = max(at, self.start), min(at + size, self.start + len(self.master))
+            if low < high:
+                yield name, low - self.start, high - self.start, low - at
+            at += size
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """All ranks' rows of `master`, or of a moment: [numel]. Collective."""
+        padded = rows.new_zeros(self._padded_size)
+        padded[: len(rows)] = rows
+        whole = rows.new_empty(self._padded_size * dist.get_world_size(self._group))
+        gather_into(whole, padded, group=self._group)
+        return whole[: self._size]
+
+    def put(self, rows: torch.Tensor, pieces: torch.Tensor) -> None:
+        """Fill `rows` from pieces [numel], of which each rank has other numbers and 0 elsewhere.
+
+        Collective. Summed as integers: no bit changes, not even the sign of a zero.
+        """
+        bits = pieces.to(rows.device).view(torch.int32)
+        dist.all_reduce(bits, group=self._group)
+        rows.copy_(bits.view(torch.float32)[self.start : self.start + len(rows)])
+
+
+AnyRows = TypeVar("AnyRows", bound=ShardedRows)
+
+
+class ShardedWeights(Generic[AnyRows]):
+    """This rank's rows of all parameters of a stage; FSDP2 has its modules from now on."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        flat_parameters: FlatParameters,
+        mesh: ProcessMesh,
+        rows_type: type[AnyRows],
+    ) -> None:
+        names: dict[str, list[tuple[str, int, int]]] = {}
+        for entry in flat_parameters.table.entries:
+            names.setdefault(flat_parameters.first_name(entry[0]), []).append(entry)
+        parameters = shard_fully(stage, flat_parameters, mesh)
+        self.rows = {name: rows_type(parameters[name], names[name]) for name in names}
+        """By the first name in files of each parameter of the model."""
+        self._first_names = {entry[0]: name for name in names for entry in names[name]}
+
+    def rows_with(self, name: str) -> AnyRows:
+        """The rows of the model's parameter that has one of files."""
+        return self.rows[self._first_names[name]]
+
+    def take(self, name: str, values: torch.Tensor) -> None:
+        """Start from a parameter's fp32 values."""
+        rows, flat = self.rows_with(name), values.reshape(-1)
+        for piece_name, start, stop, offset in rows.pieces():
+            if piece_name == name:
+                rows.master[start:stop].copy_(flat[offset : offset + stop - start])
+
+
+def shard_fully(
+    stage: Stage, flat_parameters: FlatParameters, mesh: ProcessMesh
+) -> dict[str, nn.Parameter]:
+    """Make the rows of the parameters that a stage has on `meta`, and shard its modules.
+
+    Returns FSDP2's parameters by their first name in files. One layer exists in full at a time.
+    """
+    places = _places(stage, flat_parameters)
+    # Frozen weights need no masters: their rows are in the precision of the run already.
+    half = stage.dtype if stage.dtype != flat_parameters.flat.dtype else None
+    # `cast_forward_inputs` would round rotary embeddings and masks.
+    policy = MixedPrecisionPolicy(
+        param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for module in (*stage.blocks, stage):
+        _make_values(module, mesh.device)
+        fully_shard(module, mesh=mesh.shard_mesh, mp_policy=policy)
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are divided by the labels of all ranks, so gradients are sums.
+            module.set_gradient_divide_factor(1.0)
+            # Else NCCL multiplies before it adds, and gloo has no such sum.
+            module.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(stage, "gathered")
+    return {name: getattr(module, key) for name, (module, key) in places.items()}
+
+
+def _places(stage: Stage, flat_parameters: FlatParameters) -> dict[str, tuple[nn.Module, str]]:
+    """The module and the attribute of each parameter of the model, by its first name in files."""
+    by_id = {
+        id(flat_parameters.leaf(name)): flat_parameters.first_name(name)
+        for name, _, _ in flat_parameters.table.entries
+    }
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for module in stage.modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in by_id:
+                found.setdefault(by_id[id(parameter)], (module, key))
+    return {name: found[name] for name in dict.fromkeys(by_id.values())}
+
+
+def _make_values(group: nn.Module, device: torch.device) -> None:
+    """Replace a group's parameters on `meta` by zeros; a tied matrix stays one parameter."""
+    made: dict[int, nn.Parameter] = {}
+    for module in group.modules():
+        for key, parameter in [*module.named_parameters(recurse=False)]:
+            if parameter.is_meta:
+                values = made.get(id(parameter))
+                if values is None:
+                    zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+                    values = nn.Parameter(zeros, requires_grad=parameter.requires_grad)
+                    made[id(parameter)] = values
+                setattr(module, key, values)
