@@ -182,9 +182,9 @@ class Parallel(Section):
     """Split the optimizer's state over the copies of the model; only engine nxd can train without.
     """
     shard: Annotated[Literal["optimizer", "full"], ADDED_LATER] = "optimizer"
-    """What the data-parallel processes (dp x cp) divide: the `optimizer`'s state (ZeRO-1), or in
-    `full` also weights and gradients (torch's FSDP2), which takes less memory and more messages.
-    Engine native only, not on Neuron cores.
+    """Data-parallel processes (dp x cp) divide the state of the `optimizer` (ZeRO-1), or with `full`
+    also weights and gradients (torch's FSDP2), which takes less memory and more messages. Engine
+    native only, not on Neuron cores.
     """
     layers_per_stage: Annotated[tuple[int, ...], ADDED_LATER] = ()
     """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the
