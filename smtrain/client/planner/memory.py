@@ -287,6 +287,13 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
         * max(sizes_of_rank(kind, mesh.tp, mesh.ep).largest for kind in work.shape.kinds)
         * machine.cores
     )
+    if work.shards_fully and not work.lora:
+        # A process makes its part of the files on the host, and the first of those that share a
+        # stage the whole weights of it.
+        stages = min(machine.cores, mesh.tp * mesh.pp)
+        whole = max(stage_numbers(work.shape, mesh, stage) for stage in (0, mesh.pp - 1))
+        state += stages * whole * work.width
+        largest += machine.cores * 12.0 * shard
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
 

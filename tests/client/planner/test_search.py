@@ -20,7 +20,7 @@ from smtrain.client.planner.machines import (
     named_shape,
     sizes_of_rank,
 )
-from smtrain.client.planner.memory import core_memory, worst_core
+from smtrain.client.planner.memory import core_memory, host_memory, worst_core
 from smtrain.client.planner.search import mesh_warnings, refusals, search
 from smtrain.client.planner.throughput import Coefficients, StageTimes, slot_time, step_time
 from smtrain.core.facts import table
@@ -243,5 +243,7 @@ def test_full_sharding_takes_less_memory_and_more_messages() -> None:
     # Four micro-batches of a gradient and two weights, in place of one of each.
     once, often = (step_time(job, machine, mesh).data_parallel for job in (zero1, sharded))
     assert often / once == pytest.approx(4 * (4 + 2 * 2) / (4 + 2))
+    more = host_memory(sharded, machine, mesh).save - host_memory(zero1, machine, mesh).save
+    assert more == 2 * shape.parameters(), "the whole weights, once on the first host"
     for c in search(sharded, [machine]):
         assert c.step_s == pytest.approx(step_time(sharded, c.machine, c.mesh).total)
