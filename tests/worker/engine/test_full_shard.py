@@ -88,9 +88,12 @@ def test_a_checkpoint_continues_fully_sharded_or_not(
     weights, rewritten = cases.read_all(checkpoint), cases.read_all(again)
     assert all(torch.equal(weights[key], rewritten[key]) for key in rewritten)
     # And the other way, also from another mesh.
-    other = mesh(f"{'411' if text[0] == '1' else '141'} {text[3:].replace('cp2', '')}")
-    four.run(cases.save_again, config, other, checkpoint, tmp_path / "other", 2)
-    for source in (again, tmp_path / "other" / "step_00000002"):
+    sources = [again]
+    if tiers.full():
+        other = mesh(f"{'411' if text[0] == '1' else '141'} {text[3:].replace('cp2', '')}")
+        four.run(cases.save_again, config, other, checkpoint, tmp_path / "other", 2)
+        sources.append(tmp_path / "other" / "step_00000002")
+    for source in sources:
         _, resumed = four.run(cases.resume, config, sharded, source, 2, 4)[0]
         assert resumed == unbroken, "bit for bit"
 
