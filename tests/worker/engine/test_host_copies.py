@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smtrain.worker.engine.host_copies import HostCopies
-from smtrain.worker.engine.native.persist import is_finite
+from smtrain.worker.engine.native.norms import is_finite
 
 
 def tensors(seed: int, rows: int = 3) -> dict[str, dict[str, torch.Tensor]]:

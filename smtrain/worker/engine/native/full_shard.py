@@ -17,7 +17,7 @@ from torch import nn
 from smtrain.core.model.layout import FlatTable
 from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
-from smtrain.worker.engine.native.norms import Range, merge, part_of
+from smtrain.worker.engine.native.norms import Range, is_finite, merge, part_of
 from smtrain.worker.engine.native.optimizer import AdamWSteps
 from smtrain.worker.engine.native.replicas import GradientCopies
 from smtrain.worker.engine.native.sharded_weights import ShardedRows, ShardedWeights
@@ -175,7 +175,7 @@ class FullShard(ShardedWeights[TrainedRows]):
 
     def is_finite(self) -> bool:
         """Whether this rank's rows are finite numbers."""
-        return all(bool(torch.isfinite(rows.master).all()) for rows in self.rows.values())
+        return all(is_finite(rows.master) for rows in self.rows.values())
 
     def empty_part(self) -> FlatPart:
         """This rank's part in the order of files, of zeros: an equal part of the flat buffer that

@@ -22,7 +22,8 @@ from smtrain.worker.checkpoint.native.files import (
     optimizer_file,
     topology_of,
 )
-from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
+from smtrain.worker.checkpoint.native.reader import StateReader
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.engine.native.full_shard import FlatPart, FullShard
 from smtrain.worker.engine.native.zero1 import OptimizerShard
 from smtrain.worker.engine.saving import fill_from
@@ -87,20 +88,6 @@ class StageContents:
                 None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state()
             ),
         )
-
-
-def is_finite(numbers: torch.Tensor) -> bool:
-    """Whether all numbers are finite.
-
-    In one pass without a copy: training waits for it before each save, and `isfinite` takes ten
-    times as long on a CPU and as much memory as the numbers.
-    """
-    # Other devices have only the operators of docs/neuron-operators.md.
-    if numbers.device.type not in ("cpu", "cuda") or not numbers.numel():
-        return bool(torch.isfinite(numbers).all())
-    # Both ends are NaN if any number is.
-    low, high = torch.aminmax(numbers)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:

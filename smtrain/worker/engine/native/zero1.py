@@ -18,7 +18,7 @@ from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
 from smtrain.worker.engine.native.gradients import FlatParameters, Gradients
-from smtrain.worker.engine.native.norms import Range, merge, part_of
+from smtrain.worker.engine.native.norms import Range, is_finite, merge, part_of
 from smtrain.worker.engine.native.optimizer import AdamWSteps
 from smtrain.worker.engine.native.replicas import GradientCopies
 from smtrain.worker.engine.native.stage import Stage
@@ -175,7 +175,7 @@ class OptimizerShard:
 
     def is_finite(self) -> bool:
         """Whether this rank's master weights are finite numbers."""
-        return bool(torch.isfinite(self.master).all())
+        return is_finite(self.master)
 
     def set_step_count(self, steps: int) -> None:
         """Set the number of updates so far."""
