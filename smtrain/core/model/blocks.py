@@ -34,6 +34,8 @@ class Role(Enum):
     DELTA_QKV = (
         "rows by head in each block: q, k, then v, each by the heads of a gated delta net (Qwen3.5)"
     )
+    DELTA_QKVZ = "rows by key head, its q, k, v and gates together (Qwen3-Next)"
+    DELTA_BA = "rows by key head, its rates and decays together (Qwen3-Next)"
     DELTA_ROWS = "rows by value head of a gated delta net"
     DELTA_HEADS = "one row or number for each value head of a gated delta net"
     DELTA_COLUMNS = "columns by value head of a gated delta net"
@@ -41,6 +43,8 @@ class Role(Enum):
     SINK = "one number for each query head (gpt-oss)"
     EXPERT_COLUMN = "rows by intermediate unit of an expert"
     EXPERT_ROW = "columns by intermediate unit of an expert"
+    SHARED_COLUMN = "rows by intermediate unit of the expert that all tokens share"
+    SHARED_ROW = "columns by intermediate unit of the expert that all tokens share"
     EXPERTS_PAIRS = (
         "third dimension by intermediate unit, gate and up of each side by side, for all experts"
         " (gpt-oss)"
@@ -189,14 +193,24 @@ def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[
         yield Spec(
             f"{names.path}.{j}.{down}.weight", Role.EXPERT_ROW, (s.hidden, sizes.width), expert=j
         )
+    if names.shared is not None:
+        into, inner = (sizes.shared, s.hidden), (s.hidden, sizes.shared)
+        yield Spec(f"{names.shared}.{gate}.weight", Role.SHARED_COLUMN, into)
+        yield Spec(f"{names.shared}.{up}.weight", Role.SHARED_COLUMN, into)
+        yield Spec(f"{names.shared}.{down}.weight", Role.SHARED_ROW, inner)
+        yield Spec(f"{names.shared}_gate.weight", Role.EXPERTS_SUM, (1, s.hidden))
 
 
 def _delta_net(s: ModelShape, d: DeltaSizes) -> Iterator[Spec]:
     at, qkv_width = s.rules.linear, 2 * d.keys + d.values
-    yield Spec(f"{at}.in_proj_qkv.weight", Role.DELTA_QKV, (qkv_width, s.hidden))
-    yield Spec(f"{at}.in_proj_z.weight", Role.DELTA_ROWS, (d.values, s.hidden))
-    yield Spec(f"{at}.in_proj_b.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
-    yield Spec(f"{at}.in_proj_a.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
+    if s.rules.fused_net:
+        yield Spec(f"{at}.in_proj_qkvz.weight", Role.DELTA_QKVZ, (qkv_width + d.values, s.hidden))
+        yield Spec(f"{at}.in_proj_ba.weight", Role.DELTA_BA, (2 * d.value_heads, s.hidden))
+    else:
+        yield Spec(f"{at}.in_proj_qkv.weight", Role.DELTA_QKV, (qkv_width, s.hidden))
+        yield Spec(f"{at}.in_proj_z.weight", Role.DELTA_ROWS, (d.values, s.hidden))
+        yield Spec(f"{at}.in_proj_b.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
+        yield Spec(f"{at}.in_proj_a.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
     yield Spec(f"{at}.conv1d.weight", Role.DELTA_QKV, (qkv_width, 1, d.taps))
     yield Spec(f"{at}.A_log", Role.DELTA_HEADS, (d.value_heads,))
     yield Spec(f"{at}.dt_bias", Role.DELTA_HEADS, (d.value_heads,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from smtrain.core.model.family import NO_FULL_LAYER, ExpertNames, Family
@@ -13,6 +14,35 @@ _FOUR_NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+
+_COUNTS = ("num_experts", "num_local_experts")
+_SHARED = ExpertNames(
+    counts=("num_experts",),
+    width="moe_intermediate_size",
+    shared="mlp.shared_expert",
+    some_layers=True,
+)
+_SHARED_SIZES = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_DELTA: Any = {
+    "linear": "linear_attn",
+    "wide_norms": True,
+    "full_every": 4,
+    "qk_norm": "head",
+    "gated": True,
+    "unit_norms": False,
+    "partial_rotary": True,
+    "rotary_share": 0.25,
+    "max_positions": 32768,
+}
+"""Three of four layers are gated delta nets, the rest has attention with a gate."""
+_NETS = {
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 
 FAMILIES: dict[str, Family] = {
     f.model_type: f
@@ -195,22 +225,61 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "qwen3_5_text",
-            linear="linear_attn",
-            wide_norms=True,
-            full_every=4,
-            qk_norm="head",
-            gated=True,
-            unit_norms=False,
-            partial_rotary=True,
-            rotary_share=0.25,
             rope_notes=("mrope_section", "mrope_interleaved"),
-            max_positions=32768,
             allowed_values={"attn_output_gate": True},
             ignored=("mtp.", "visual.", "model.visual."),
             since=5,
-            defaults={"head_dim": 256, "num_key_value_heads": 4, "linear_conv_kernel_dim": 4}
-            | {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
-            | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+            defaults={"num_key_value_heads": 4, **_NETS},
+            **_DELTA,
+        ),
+        Family(
+            "qwen3_5_moe_text",
+            rope_notes=("mrope_section", "mrope_interleaved"),
+            allowed_values={"attn_output_gate": True},
+            ignored=("mtp.", "visual.", "model.visual."),
+            since=5,
+            experts=replace(_SHARED, some_layers=False, joined=True, normalised=True),
+            defaults={
+                "num_key_value_heads": 2,
+                "intermediate_size": 512,
+                "num_experts": 256,
+                "num_experts_per_tok": 8,
+            }
+            | _SHARED_SIZES
+            | _NETS,
+            **_DELTA,
+        ),
+        Family(
+            "qwen3_next",
+            fused_net=True,
+            ignored=("mtp.",),
+            experts=_SHARED,
+            defaults={
+                "num_key_value_heads": 2,
+                "intermediate_size": 5632,
+                "num_experts": 512,
+                "num_experts_per_tok": 10,
+                "norm_topk_prob": True,
+            }
+            | _SHARED_SIZES
+            | _NETS,
+            **_DELTA,
+        ),
+        Family(
+            "qwen2_moe",
+            qkv_bias="always",
+            o_bias="never",
+            max_positions=32768,
+            allowed_values={"use_sliding_window": False, "qkv_bias": True},
+            experts=_SHARED,
+            defaults={
+                "num_key_value_heads": 16,
+                "intermediate_size": 5632,
+                "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632,
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+            },
         ),
         Family(
             "qwen3_moe",
@@ -218,7 +287,7 @@ FAMILIES: dict[str, Family] = {
             qk_norm="head",
             max_positions=32768,
             allowed_values={"use_sliding_window": False},
-            experts=ExpertNames(width="moe_intermediate_size"),
+            experts=ExpertNames(counts=_COUNTS, width="moe_intermediate_size", some_layers=True),
             defaults={
                 "num_key_value_heads": 4,
                 "intermediate_size": 6144,

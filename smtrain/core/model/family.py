@@ -35,8 +35,18 @@ class ExpertNames:
     path: str = "mlp.experts"
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked: bool = False
+    counts: tuple[str, ...] = ("num_local_experts",)
+    """The keys of the number of experts in config.json."""
     width: str = "intermediate_size"
     """The key of an expert's intermediate size."""
+    shared: str | None = None
+    """Path of an expert that all tokens share; `<path>_gate` gives the sigmoid that its output is
+    multiplied by, and config.json has its intermediate size under `<name>_intermediate_size`.
+    """
+    some_layers: bool = False
+    """mlp_only_layers and decoder_sparse_step name layers with an MLP in place of experts."""
+    joined: bool = False
+    """Published files have transformers 5's tensors of all experts, gate_up_proj and down_proj."""
     normalised: bool | None = None
     """Whether a token's weights are divided by their sum; None: as norm_topk_prob says."""
     aux_default: float | None = 0.001
@@ -125,6 +135,10 @@ class Family:
     linear: str | None = None
     """The module of layers with linear attention, a gated delta net, in place of the one of
     attention (Qwen3.5).
+    """
+    fused_net: bool = False
+    """Gated delta nets have two linears, in_proj_qkvz and in_proj_ba, whose rows are in groups by
+    key head (Qwen3-Next).
     """
     experts: ExpertNames | None = None
     """The names of a mixture of experts in place of the MLP; some layers may have the MLP."""

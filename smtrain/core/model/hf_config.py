@@ -185,7 +185,9 @@ def _routing(config: Mapping[str, Any], shape: ModelShape) -> Routing:
     if isinstance(aux, bool) or not isinstance(aux, (int, float)) or not 0 <= aux < math.inf:
         raise CheckpointError(f"config.json has {key} = {aux!r}: it must be a number of at least 0")
     is_normalised = (
-        bool(config.get("norm_topk_prob", False)) if names.normalised is None else names.normalised
+        bool(config.get("norm_topk_prob", shape.rules.defaults.get("norm_topk_prob", False)))
+        if names.normalised is None
+        else names.normalised
     )
     return Routing(is_normalised, float(aux))
 
@@ -396,12 +398,13 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
     if names is None or sizes is None or routing is None:
         return {}
     out = {
-        "num_local_experts": sizes.count,
+        **dict.fromkeys(names.counts, sizes.count),
         "num_experts_per_tok": sizes.chosen,
         names.width: sizes.width,
     }
-    if names.normalised is None:  # Qwen3-MoE
-        out |= {"num_experts": sizes.count, "norm_topk_prob": routing.normalised}
+    if names.normalised is None:
+        out |= {"norm_topk_prob": routing.normalised}
+    if names.some_layers:
         out |= {"intermediate_size": normal.shape.intermediate}
     return {**out, "router_aux_loss_coef": routing.aux}
 

@@ -109,12 +109,12 @@ def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tu
 
 
 def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has experts, not an MLP: mlp_only_layers and decoder_sparse_step of
-    Qwen3-MoE.
+    """Whether each layer has experts, not an MLP: mlp_only_layers and decoder_sparse_step of Qwen's
+    families.
 
     Raises `CheckpointError` for a list of other than numbers of layers.
     """
-    if family.experts is None or family.experts.normalised is not None:
+    if family.experts is None or not family.experts.some_layers:
         return (family.experts is not None,) * layers
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int or i < 0 for i in dense):

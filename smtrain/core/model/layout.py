@@ -285,6 +285,9 @@ class Layout:
         if s.experts is not None and role in _EXPERTS:
             dim, multiplier = _EXPERTS[role]
             return _units(dim, [t], multiplier * s.experts.width // self.tp)
+        if s.experts is not None and role in (Role.SHARED_COLUMN, Role.SHARED_ROW):
+            dim = 0 if role is Role.SHARED_COLUMN else 1
+            return _units(dim, [t], s.experts.shared // self.tp)
         if s.experts is not None and role is Role.EXPERTS_GATE_UP:
             return _units(1, [t, self.tp + t], s.experts.width // self.tp)
         if role is Role.GATE_UP:
@@ -317,7 +320,12 @@ class Layout:
     def _delta_shard(self, role: Role, t: int, d: DeltaSizes) -> Shard:
         """A part of a gated delta net: key heads t, t + 1... with their value heads."""
         if role is not Role.DELTA_QKV:
-            width = d.value_heads // self.tp * (1 if role is Role.DELTA_HEADS else d.value_dim)
+            rows = {
+                Role.DELTA_HEADS: d.value_heads,
+                Role.DELTA_BA: 2 * d.value_heads,
+                Role.DELTA_QKVZ: 2 * (d.keys + d.values),
+            }
+            width = rows.get(role, d.values) // self.tp
             return _units(1 if role is Role.DELTA_COLUMNS else 0, [t], width)
         key, value = d.keys // self.tp, d.values // self.tp
         starts = ((t * key, key), (d.keys + t * key, key), (2 * d.keys + t * value, value))
@@ -335,7 +343,10 @@ _EXPERTS = {
 """The dimension that tensor parallelism cuts, and its rows or columns for each intermediate unit of
 an expert.
 """
-_DELTA = (Role.DELTA_QKV, Role.DELTA_ROWS, Role.DELTA_HEADS, Role.DELTA_COLUMNS)
+_DELTA = (
+    *(Role.DELTA_QKV, Role.DELTA_ROWS, Role.DELTA_HEADS, Role.DELTA_COLUMNS),
+    *(Role.DELTA_QKVZ, Role.DELTA_BA),
+)
 
 
 def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from smtrain.core.text import with_article
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linears of the decoder layers."""
 A, B = ".lora_A.weight", ".lora_B.weight"
-_COLUMNS_CUT = (Role.O, Role.ROW, Role.DELTA_COLUMNS)
+_COLUMNS_CUT = (Role.O, Role.ROW, Role.SHARED_ROW, Role.DELTA_COLUMNS)
 STACKED_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 """Targets: matrices of all experts of a layer as transformers 5 has them, which peft calls
 target_parameters. Gate and up share their A.
@@ -93,15 +93,16 @@ def _is_linear(spec: Spec) -> bool:
 def expert_targets(shape: ModelShape) -> tuple[str, ...]:
     """The targets that adapt a model's experts.
 
-    Linears of each expert have the names of other layers' linears in a model that also has layers
-    without experts; its experts can be adapted as matrices of all experts only.
+    Linears of each expert have the names of other linears in a model that also has layers without
+    experts, or an expert that all tokens share; its experts can be adapted as matrices of all
+    experts only.
     """
     names = shape.rules.experts
     if shape.experts is None or names is None:
         return ()
     return (
         STACKED_EXPERTS
-        if names.stacked or shape.sparse
+        if names.stacked or names.shared or shape.sparse
         else (*STACKED_EXPERTS, *(_PER_EXPERT + part for part in names.parts))
     )
 

@@ -188,12 +188,19 @@ class ModelShape:
     @cached_property
     def by_layer(self) -> tuple[ModelShape, ...]:
         """For each layer, the shape of a model that has only layers of its kind."""
-        if self.linear:
-            kinds = {True: replace(self, linear=()), False: replace(self, linear=(), delta=None)}
-            return tuple(kinds[linear] for linear in self.linear)
-        if self.sparse:
-            kinds = {True: replace(self, sparse=()), False: replace(self, sparse=(), experts=None)}
-            return tuple(kinds[sparse] for sparse in self.sparse)
+        if self.linear or self.sparse:
+            has_net = self.linear or (self.delta is not None,) * self.layers
+            has_experts = self.sparse or (self.experts is not None,) * self.layers
+            plain = replace(self, linear=(), sparse=(), delta=None, experts=None)
+            kinds = {
+                (net, experts): replace(
+                    plain,
+                    delta=self.delta if net else None,
+                    experts=self.experts if experts else None,
+                )
+                for net, experts in {*zip(has_net, has_experts, strict=True)}
+            }
+            return tuple(kinds[kind] for kind in zip(has_net, has_experts, strict=True))
         if self.full_head_dim is None:
             return (self,) * self.layers
         base_shape = replace(self, full=(), full_head_dim=None, full_kv_heads=None)
@@ -383,6 +390,11 @@ class ModelShape:
             faults.append(
                 f"parallel.tp = {tp} does not divide the {self.experts.width} units of the model's"
                 " experts"
+            )
+        if self.experts is not None and self.experts.shared % tp:
+            faults.append(
+                f"parallel.tp = {tp} does not divide the {self.experts.shared} units of the expert"
+                " that all tokens share"
             )
         if self.experts is not None and self.experts.count % ep:
             faults.append(

@@ -56,6 +56,8 @@ class ExpertSizes:
     """Intermediate units of an expert; `ModelShape.intermediate` are those of layers without
     experts.
     """
+    shared: int = 0
+    """Intermediate units of the expert that all tokens share; 0: there is none."""
 
 
 def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def expert_sizes(
             f"config.json has {counts_text}, so transformers 4 and 5 would build different models"
             " of it: keep what the model was trained with"
         )
-    usual = next(got[key] for key in ("num_experts", "num_local_experts") if key in family.defaults)
+    usual = next(got[key] for key in family.experts.counts if key in family.defaults)
     key, count = next(iter(counts.items()), ("num_experts", usual))
     width, experts_per_token = (
         read_size(got, family, family.experts.width),
@@ -214,7 +216,11 @@ def expert_sizes(
             f"config.json has num_experts_per_tok = {experts_per_token}, more than the {count}"
             " experts of a layer: keep what the model was trained with"
         )
-    return ExpertSizes(count, experts_per_token, width)
+    shared = family.experts.shared
+    shared_key = f"{(shared or '').rpartition('.')[2]}_intermediate_size"
+    return ExpertSizes(
+        count, experts_per_token, width, read_size(got, family, shared_key) if shared else 0
+    )
 
 
 def untrained_part(config: Mapping[str, Any], family: Family) -> str | None:

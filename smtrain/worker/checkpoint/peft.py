@@ -167,9 +167,15 @@ def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, An
         shape.rules.experts,
         [f"mlp.{name}" for name in lora.of_experts if name in STACKED_EXPERTS],
     )
-    if names is not None and shape.sparse:
+    places = [] if names is None else ["mlp"] * bool(shape.sparse) + [names.shared or ""]
+    if names is not None and any(places):
         # In target_modules these names would match the linears of experts too.
-        parameters += [f"mlp.{name}.weight" for name in plain if name in names.parts]
+        parameters += [
+            f"{path}.{name}.weight"
+            for path in filter(None, places)
+            for name in plain
+            if name in names.parts
+        ]
         plain = [name for name in plain if name not in names.parts]
     if lora.of_each_expert:
         plain += [name.rpartition(".")[2] for name in lora.of_experts]

@@ -255,6 +255,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3.5 text (default)": ("qwen3_5_text", {}),
     "Qwen3.5 (default)": ("qwen3_5", {}),
+    "Qwen3.5-35B-A3B": (
+        "qwen3_5_moe",
+        {"text_config": {"model_type": "qwen3_5_moe_text", "dtype": "bfloat16"}},
+    ),
+    "Qwen3-Next-80B-A3B": (
+        "qwen3_next",
+        sizes(2048, 5120, 48, 16, 2, 151936, 262144, head_dim=256, rope_theta=1e7),
+    ),
+    "Qwen1.5-MoE-A2.7B": ("qwen2_moe", {"dtype": "bfloat16"}),
     "Qwen3-30B-A3B": (
         "qwen3_moe",
         sizes(

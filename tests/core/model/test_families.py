@@ -24,6 +24,11 @@ SIZES = {
 PLAIN = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
 """Keys without which transformers' defaults describe a model that smtrain does not train."""
 TWO_EXPERTS = {"num_experts_per_tok": 2, "attention_bias": True}
+SHARED = {
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "num_experts_per_tok": 2,
+}
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"num_key_value_heads": 2}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
@@ -80,6 +85,20 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
         "qwen3_moe",
         {**TWO_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
+    ("qwen3_5_moe_text", {"num_hidden_layers": 5, "num_experts": 4, **SHARED}),
+    ("qwen3_next", {"num_hidden_layers": 5, "num_experts": 4, **SHARED}),
+    (
+        "qwen3_next",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "mlp_only_layers": [1, 3],
+            "linear_num_key_heads": 2,
+            "linear_value_head_dim": 8,
+            **SHARED,
+        },
+    ),
+    ("qwen2_moe", {"num_key_value_heads": 2, "num_experts": 4, **SHARED}),
     ("mixtral", {"num_key_value_heads": 2}),
     ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 8}),
     (
@@ -123,6 +142,9 @@ def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> Non
         "gemma3_text": ["final_logit_softcapping"],
         "gemma4_text": ["final_logit_softcapping", "num_global_key_value_heads"],
         "qwen3_5_text": ["layer_types"],
+        "qwen3_5_moe_text": ["layer_types"],
+        "qwen3_next": ["layer_types"],
+        "qwen2_moe": ["num_key_value_heads"],
     }
     keys |= PLAIN.get(family, {})
     nulls = own.get(family, ["num_key_value_heads"])
@@ -217,6 +239,37 @@ def test_counts_of_published_mixtures_of_experts(
     assert (shape.parameters(), shape.active_parameters()) == (total, active)
 
 
+@pytest.mark.parametrize(("family", "sizes", "total", "active"), [
+    ("qwen3_next", (2048, 48, 16, 512, 10, 512, 16, 32, 151936), 79_674_391_296, 3_874_929_408),
+    ("qwen3_5_moe_text", (2048, 40, 16, 256, 8, 512, 16, 32, 248320), 34_660_610_688, 3_454_988_928),
+    ("qwen3_5_moe_text", (3072, 48, 32, 256, 8, 1024, 16, 64, 248320), 122_111_526_912, 9_771_288_576),
+    ("qwen3_5_moe_text", (4096, 60, 32, 512, 10, 1024, 16, 64, 248320), 396_346_350_336, 17_349_040_896),
+])  # fmt: skip
+def test_counts_of_published_gated_delta_nets_with_experts(
+    family: str, sizes: tuple[int, ...], total: int, active: int
+) -> None:
+    """Qwen3-Next-80B-A3B, and Qwen3.5's 35B-A3B, 122B-A10B and 397B-A17B, without the layers that
+    predict further tokens.
+    """
+    hidden, layers, heads, experts, chosen, width, keys, values, vocab = sizes
+    config = {
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "vocab_size": vocab,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": width,
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+    }
+    shape = ModelShape.from_config(config)
+    assert (shape.parameters(), shape.active_parameters()) == (total, active)
+
+
 def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
     base = {
         **SIZES,
@@ -249,8 +302,8 @@ def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
         ),
         ({"model_type": None}, "config.json has no model_type: add the one of the model"),
         (
-            {"model_type": "qwen2_moe", "num_experts": 8},
-            "'qwen2_moe' (a mixture of experts), which smtrain cannot train: take one of llama",
+            {"model_type": "olmoe", "num_experts": 8},
+            "'olmoe' (a mixture of experts), which smtrain cannot train: take one of llama",
         ),
         (
             {"model_type": "mixtral", "num_key_value_heads": 4, "num_experts_per_tok": 9},

@@ -37,6 +37,20 @@ GEMMA = {
     "num_attention_heads": 4,
     "vocab_size": 40,
 }
+QWEN: dict[str, Any] = {
+    **GEMMA,
+    "model_type": "qwen3_5_moe_text",
+    "head_dim": 8,
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 6,
+    "shared_expert_intermediate_size": 10,
+}
 SPELLINGS: dict[str, tuple[str, str]] = {
     "transformers 4 and files of 5": ("language_model.model.", "language_model.lm_head."),
     "transformers 4.52": ("model.language_model.", "lm_head."),
@@ -109,6 +123,32 @@ def test_a_whole_folder_comes_back_bit_for_bit(
     assert f"the text part is new; unchanged: {named}" in said
     smtrain.convert(tmp_path / "native", tmp_path / "text", to=smtrain.HuggingFace())
     assert bits(tmp_path / "text") == bits(plain), "without the folder it is a plain model"
+
+
+def test_experts_in_one_tensor_come_back_in_one_tensor(tmp_path: Path) -> None:
+    """Qwen3.5's published files have the experts of a layer in two tensors."""
+    folder, count = multimodal(tmp_path / "whole", QWEN, "transformers 4.52"), QWEN["num_experts"]
+    held = load_file(folder / "model.safetensors")
+    for i in range(QWEN["num_hidden_layers"]):
+        at = f"model.language_model.layers.{i}.mlp.experts"
+        each = [
+            [held.pop(f"{at}.{j}.{part}_proj.weight") for part in ("gate", "up", "down")]
+            for j in range(count)
+        ]
+        held[f"{at}.gate_up_proj"] = torch.stack([torch.cat(one[:2]) for one in each])
+        held[f"{at}.down_proj"] = torch.stack([one[2] for one in each])
+    held["mtp.layers.0.mlp.experts.gate_up_proj"] = torch.ones(count, 2, 3)
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    assert not HFSource(folder).renamed, "transformers and vLLM find them by these names"
+    plain = hf_folder(tmp_path / "plain", QWEN)
+    assert same(weights_of(HFSource(folder)), weights_of(HFSource(plain)))
+    smtrain.convert(folder, tmp_path / "native", to=smtrain.Native(tp=2, pp=2))
+    back = tmp_path / "back"
+    smtrain.convert(
+        tmp_path / "native", back, to=smtrain.HuggingFace(max_shard_size=3000), config=folder
+    )
+    assert bits(back) == bits(folder)
+    assert len([*back.glob("*.safetensors")]) > 2
 
 
 def test_an_export_keeps_the_other_parts_and_the_second_name_of_a_tied_matrix(

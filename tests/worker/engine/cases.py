@@ -98,6 +98,13 @@ OSS = {
     },
 }
 NET = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.03}
+SHARED = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    **AUX,
+}
 _ALL: dict[str, dict[str, Any]] = {
     "llama": config("llama"),
     "llama-kv4": config("llama", num_key_value_heads=4, attention_bias=True, mlp_bias=True),
@@ -246,6 +253,28 @@ _ALL: dict[str, dict[str, Any]] = {
         norm_topk_prob=True,
         mlp_only_layers=[1],
         router_aux_loss_coef=0.02,
+    ),
+    "qwen3_5_moe": config(
+        "qwen3_5_moe_text",
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        num_key_value_heads=1,
+        vocab_size=509,
+        layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        **SHARED,
+        **NET,
+    ),
+    "qwen3_next": config(
+        "qwen3_next",
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        mlp_only_layers=[1],
+        decoder_sparse_step=1,
+        **SHARED,
+        **NET,
+    ),
+    "qwen2_moe": config(
+        "qwen2_moe", num_hidden_layers=2, norm_topk_prob=False, tie_word_embeddings=True, **SHARED
     ),
     "mixtral": config(
         "mixtral", num_local_experts=4, num_hidden_layers=2, intermediate_size=32, **AUX

@@ -23,6 +23,9 @@ MESHES = {
     "qwen3_moe": ["122 ep2 full", "111", "212 ep2", "114 ep4", "222 ep2 sp"],
     "mixtral": ["221 sp", "111 by-layer", "122 m2 by-layer", "114 ep2", "214 ep4"],
     "gpt_oss": ["212 ep2", "111 full", "122 m2", "221", "124 ep4"],
+    "qwen3_5_moe": ["221 sp", "111", "212 ep2", "122 ep2 full", "222 ep2 sp", "114 ep4"],
+    "qwen3_next": ["212 ep2", "111", "221 sp", "122 ep2 selective", "141 m1", "411 full"],
+    "qwen2_moe": ["221 sp", "111", "122 ep2 full"],
 }
 """The gate trains each on the first one."""
 FOUR_LAYERS = {
@@ -67,6 +70,8 @@ def test_losses_are_those_of_transformers(name: str, text: str, worlds: dict[int
         ("qwen3_moe", "122 ep2", ["212 ep2", "111"]),
         pytest.param("gpt_oss", "212 ep2", ["122 ep2", "221", "111"], marks=pytest.mark.full),
         pytest.param("mixtral", "221", ["122 ep2", "212 ep2"], marks=pytest.mark.full),
+        pytest.param("qwen3_next", "221", ["122 ep2", "212 ep2"], marks=pytest.mark.full),
+        pytest.param("qwen3_5_moe", "122 ep2", ["221", "111"], marks=pytest.mark.full),
     ],
 )
 def test_any_mesh_resumes_from_any_other(

@@ -41,6 +41,7 @@ CASES = [
     ("granite", "122 full", {}),
     ("qwen3_5", "221 sp", {}),
     ("qwen3_5-tied", "122 full", {"targets": ["in_proj_qkv", "in_proj_a", "out_proj", "q_proj"]}),
+    ("qwen3_next", "221 sp", {"targets": ["in_proj_qkvz", "in_proj_ba", "up_proj", "down_proj"]}),
     ("smollm3", "212 sp", {"targets": ["q_proj", "down_proj"]}),
 ]
 

@@ -120,7 +120,15 @@ class HFSource(WeightSource):
         stored_slabs = {inner_name: stored_slabs[name] for name, inner_name in inner_names.items()}
         plain = stored_names.plain_names(stored_slabs, self._shape, self._place)
         slabs = {plain[name]: slab for name, slab in stored_slabs.items()}
-        if self._shape.rules.experts is not None:
+        experts = self._shape.rules.experts
+        self.stacks = {
+            name: stored_slabs[inner_name].shape
+            for name, inner_name in inner_names.items()
+            if len(self._shape.file_parts(inner_name, stored_slabs[inner_name].shape)) > 1
+        }
+        """The tensors of all experts that the text model has one by one: name in the files -> shape.
+        """
+        if experts is not None:
             slabs = split_experts(join_mxfp4_pairs(slabs), self._shape)
         self.widened = {
             name: "mxfp4" if isinstance(slab, Mxfp4) else "bitsandbytes' 4 bits"
@@ -144,7 +152,10 @@ class HFSource(WeightSource):
         # 4-bit linears of bitsandbytes would be loaded in 4 bits again.
         self.renamed = self.renamed or (
             any(isinstance(slab, Bnb4bit) for slab in slabs.values())
-            or (not self.widened and slabs.keys() != {*plain.values()})
+            or (
+                not (self.widened or (experts is not None and experts.joined))
+                and slabs.keys() != {*plain.values()}
+            )
         )
         """Whether loaders that go by the names in the files would miss weights."""
         # Only after join_mxfp4_pairs: _blocks and _scales count as names of quantized weights.

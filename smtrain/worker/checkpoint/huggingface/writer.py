@@ -5,8 +5,11 @@ parts.
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README
@@ -58,7 +61,16 @@ class MultimodalSource(WrappedSource):
         """Names of the other parts, which stay as they are."""
         return sorted(self._folder.others)
 
+    def _experts(self, name: str) -> list[list[str]]:
+        """The parameters of each expert, one below the other, that a tensor of all experts has."""
+        stack_shape = self._folder.stacks[name]
+        parts = [*self._folder.text_shape.file_parts(self._own[name], stack_shape)]
+        per = len(parts) // stack_shape[0]
+        return [parts[at : at + per] for at in range(0, len(parts), per)]
+
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._folder.stacks:
+            return self._folder.stacks[name]
         return (
             self._source.shape(self._own[name])
             if name in self._own
@@ -66,6 +78,8 @@ class MultimodalSource(WrappedSource):
         )
 
     def dtype(self, name: str) -> DType:
+        if name in self._folder.stacks:
+            return self._source.dtype(self._experts(name)[0][0])
         return (
             self._source.dtype(self._own[name])
             if name in self._own
@@ -73,12 +87,30 @@ class MultimodalSource(WrappedSource):
         )
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        if name in self._folder.stacks:
+            (first, last), rows, columns = bounds
+            stack = [self._rows(parts, rows, columns) for parts in self._experts(name)[first:last]]
+            return np.stack(stack)
         if name in self._own:
             return self._source.bits(self._own[name], bounds, tally)
         return self._folder.others[name].bits(bounds, tally)
 
+    def _rows(self, parts: list[str], rows: tuple[int, int], columns: tuple[int, int]) -> Bits:
+        """Rows of parameters that lie one below the other."""
+        windows, at = [], 0
+        for part in parts:
+            count = self._source.shape(part)[0]
+            start, stop = max(rows[0] - at, 0), min(rows[1] - at, count)
+            if start < stop:
+                windows.append(self._source.bits(part, [(start, stop), columns]))
+            at += count
+        return np.concatenate(windows)
+
     def check(self, name: str, tally: Tally | None = None) -> None:
-        if name in self._own:
+        if name in self._folder.stacks:
+            for part in chain(*self._experts(name)):
+                self._source.check(part)
+        elif name in self._own:
             self._source.check(self._own[name], tally)
         else:
             self._folder.others[name].check(name, tally)
@@ -91,7 +123,8 @@ class MultimodalSource(WrappedSource):
         return (name,)
 
     def seams(self, name: str) -> list[int]:
-        return self._source.seams(self._own[name]) if name in self._own else []
+        is_read_whole = name in self._own and name not in self._folder.stacks
+        return self._source.seams(self._own[name]) if is_read_whole else []
 
 
 class Uncut:

@@ -59,6 +59,10 @@ class Mixture(nn.Module):
 
     router: nn.Parameter
     router_bias: nn.Parameter
+    shared_expert: Any
+    """transformers' module of the expert that all tokens share, if there is one; with
+    `shared_expert_gate`, the linear of its gate.
+    """
     gate_up: nn.Parameter
     gate_up_bias: nn.Parameter
     down: nn.Parameter
@@ -72,9 +76,10 @@ class Mixture(nn.Module):
         hf_config: HFConfig,
         balance: Balance | None,
         capacity: float | None,
+        original: Any,
         pair: bool,
     ) -> None:
-        """`capacity` as `ParallelOptions.expert_capacity`.
+        """`capacity` as `ParallelOptions.expert_capacity`; `original` is transformers' module.
 
         `pair`: transformers' block takes a tuple from its MLP.
         """
@@ -97,6 +102,9 @@ class Mixture(nn.Module):
         )
         self._capacity = capacity
         self._sizes, self._names, self._normalises_weights = sizes, names, routing.normalised
+        if names.shared is not None:
+            self.shared_expert = original.shared_expert
+            self.shared_expert_gate = original.shared_expert_gate
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[hf_config.activation]
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._factors: dict[str, ExpertFactors] = {}
@@ -197,6 +205,10 @@ class Mixture(nn.Module):
                 x, order, blocks, self._capacity, choices
             ).view(*expert_ids.shape, -1)
         y = (expert_out * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
+        if self._names.shared is not None:
+            # With tensor parallelism its output is a share of a sum too, added up with the rest.
+            gate = torch.sigmoid(self.shared_expert_gate(hidden_states))
+            y = y + gate * self.shared_expert(hidden_states)
         y = self._exit(y)
         return (y, weights) if self._pair else y
 

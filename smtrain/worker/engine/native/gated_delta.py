@@ -1,5 +1,5 @@
-"""Gated delta nets (Qwen3.5's linear attention; Yang et al. 2024, arXiv 2412.06464) whose documents
-stay apart.
+"""Gated delta nets (the linear attention of Qwen3.5 and Qwen3-Next; Yang et al. 2024, arXiv
+2412.06464) whose documents stay apart.
 
 A layer's state and its convolution run through the whole row, and transformers can stop them
 between documents only with two CUDA packages. Here masks stop them, so a row of any documents has
@@ -99,7 +99,7 @@ def _with_kernels(
 def _forward(
     net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: ProcessMesh | None
 ) -> torch.Tensor:
-    qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
+    qkv, z, b, a = _project(net, x)
     sizes = [net.key_dim, net.key_dim, net.value_dim]
     taps, head_params = net.conv1d.weight.squeeze(1), _Heads(net.A_log, net.dt_bias)
     if mesh is not None:
@@ -127,12 +127,25 @@ def _forward(
     )
     if mesh is not None:
         y = heads_for_tokens(y.flatten(2), mesh)
-    return _output(net, x, y)
+    return _output(net, x, y, z)
 
 
-def _output(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The net's output, from its input and from that of its heads."""
-    z = net.in_proj_z(x).reshape(-1, net.head_v_dim)
+def _project(
+    net: Any, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """q, k and v [B, S, C], the gates z of the values, b and a [B, S, heads]; z is None if
+    `_output` computes it.
+    """
+    if hasattr(net, "in_proj_qkv"):
+        return net.in_proj_qkv(x), None, net.in_proj_b(x), net.in_proj_a(x)
+    # Rows of Qwen3-Next's products are in groups by key head.
+    *qkv, z, b, a = net.fix_query_key_value_ordering(net.in_proj_qkvz(x), net.in_proj_ba(x))
+    return torch.cat([part.flatten(2) for part in qkv], 2), z, b, a
+
+
+def _output(net: Any, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None) -> torch.Tensor:
+    """The net's output, from its input, from that of its heads, and from their gates."""
+    z = (net.in_proj_z(x) if z is None else z).reshape(-1, net.head_v_dim)
     out: torch.Tensor = net.out_proj(
         net.norm(y.reshape(-1, net.head_v_dim), z).reshape(*x.shape[:2], -1)
     )
@@ -180,7 +193,7 @@ def with_state(
     """Run a net on the first tokens [B, S] of texts, of which `number` is -1 on padding, or on the
     next one of each.
     """
-    qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
+    qkv, z, b, a = _project(net, x)
     taps = net.conv1d.weight.squeeze(1)
     tail_length, heads = taps.shape[1] - 1, _Heads(net.A_log, net.dt_bias)
     if previous is not None:
@@ -188,7 +201,7 @@ def with_state(
         y, state = _next(
             *_rule_inputs(net, (window * taps.T).sum(1, keepdim=True), b, a, heads), previous.state
         )
-        return _output(net, x, _rows(y, qkv.dtype)), NetState(window[:, 1:], state)
+        return _output(net, x, _rows(y, qkv.dtype), z), NetState(window[:, 1:], state)
     padding = (
         -x.shape[1] % CHUNK
     )  # padding comes first: the state after the last chunk is that of the last token
@@ -203,7 +216,7 @@ def with_state(
         if tail_length
         else masked_qkv[:, :0]
     )
-    return _output(net, x, _rows(y[:, :, padding:], qkv.dtype)), NetState(tail, state)
+    return _output(net, x, _rows(y[:, :, padding:], qkv.dtype), z), NetState(tail, state)
 
 
 def _next(

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from smtrain.core.errors import ConfigError
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
@@ -238,6 +239,7 @@ class Stage(nn.Module):
                     self.described,
                     self.balance,
                     self._capacity,
+                    getattr(block, name),
                     pair,
                 ),
             )
@@ -397,9 +399,13 @@ class Stage(nn.Module):
                 continue
             is_transposed = isinstance(module, Conv1D)
             # Conv1D has its inputs first, so a cut of the inputs is dimension 0 there.
-            dim = layout.shard(layout.shape.file_name(f"{name}.weight"), self.mesh.tp_rank).dim
+            file_name = layout.shape.file_name(f"{name}.weight")
+            dim = layout.shard(file_name, self.mesh.tp_rank).dim
             if dim == (0 if is_transposed else 1):
-                self._replace(name, RowParallel(module, self._leave, is_transposed))
+                # The mixture adds the ranks' shares up, with those of the other experts.
+                is_share = layout.spec(file_name).role is Role.SHARED_ROW
+                leave = (lambda x: x) if is_share else self._leave
+                self._replace(name, RowParallel(module, leave, is_transposed))
             elif is_transposed:
                 # transformers' Conv1D shapes its output by `nf`, not by its weight.
                 module.nf = module.weight.shape[1]
