@@ -379,6 +379,8 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (
         16.0 * rows if mesh.ep > 1 else 0.0
     )
+    if sizes.shared:  # its output too, as the gate multiplies it
+        inner += w * (_inner_vectors(work) * sizes.shared / mesh.tp + shape.hidden)
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
 
 
@@ -499,6 +501,8 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     shape, w = work.shape, work.width
     rank_sizes = sizes_of_rank(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
+    if shape.experts is not None:
+        i = shape.experts.shared / mesh.tp
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h
     q, kv = shape.heads * shape.head_dim / mesh.tp, rank_sizes.kv_heads * shape.head_dim
@@ -516,7 +520,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     behind = (
         inner * w * i
         if shape.experts is None
-        else _saved_by_mlp(work, mesh) + _saved_by_expert_factors(work, mesh, lora)
+        else _saved_by_mlp(work, mesh) - w * i + _saved_by_expert_factors(work, mesh, lora)
     )
     saved_bytes += (
         w * (part + inner * i)
@@ -793,7 +797,7 @@ def _net_moments(
     if last is None or shape.delta is None:
         return
     net = work.of_kind(layers[last])
-    values, inner = shape.delta.values / mesh.tp, shape.intermediate / mesh.tp
+    values = shape.delta.values / mesh.tp
     part = shape.hidden / _along_sequence(mesh)
     # What the backward pass has freed: the layers behind it, its own MLP with the norm before, and
     # its output's norm.
@@ -805,7 +809,9 @@ def _net_moments(
     else:
         base_bytes -= sum(saved_bytes[work.of_kind(kind)] for kind in layers[last + 1 :])
     if mesh.recompute == "selective":
-        freed_bytes = tokens * (4 * w * inner + w * shape.hidden + _norm_bytes(work) * part)
+        freed_bytes = tokens * (
+            _saved_by_mlp(net, mesh) + w * shape.hidden + _norm_bytes(work) * part
+        )
         base_bytes += tokens * w * (2 * shape.delta.keys / mesh.tp + values)
     yield (
         base_bytes - freed_bytes,

@@ -134,6 +134,11 @@ COMBINATIONS = [
     ("qwen3_moe", "111 m2 selective"),
     ("qwen3_moe", "221 m1 bf16 sp"),
     ("qwen3_moe", "112 m2 ep2 bf16"),
+    ("qwen3_next", "111 m2"),
+    ("qwen3_next", "111 m2 full bf16"),
+    ("qwen3_next", "221 m1 bf16 sp"),
+    ("qwen3_5_moe_text", "112 m2 ep2 bf16"),
+    ("qwen3_5_moe_text", "111 m2 selective"),
     ("mixtral", "111 m2 bf16"),
     ("mixtral", "212 m2 ep2"),
     ("gpt_oss", "111 m2"),
@@ -169,7 +174,7 @@ def model(family: str) -> dict[str, Any]:
         }
     if family in ("mistral", "gemma3_text", "gemma4_text"):
         sizes["sliding_window"] = 32
-    if family == "qwen3_5_text":
+    if family in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
         sizes |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
         sizes |= {"linear_key_head_dim": 24, "linear_value_head_dim": 32}
     if family in ("qwen3_moe", "mixtral", "gpt_oss"):
@@ -179,6 +184,9 @@ def model(family: str) -> dict[str, Any]:
         )
         sizes |= {"num_experts": 8} if family == "qwen3_moe" else {}
         sizes |= {"sliding_window": 32} if family == "gpt_oss" else {}
+    if family in ("qwen3_5_moe_text", "qwen3_next"):
+        sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
+        sizes |= {"shared_expert_intermediate_size": 224}
     if family == "smollm3":
         sizes["pad_token_id"] = 0
     if family in ("gemma3_text", "gemma4_text"):
@@ -208,6 +216,7 @@ ADAPTED = [
     ("gemma4_text", "221 m1 sp"),
     ("qwen3_5_text", "111 m2"),
     ("qwen3_5_text", "211 m1 bf16 sp"),
+    ("qwen3_next", "111 m2 bf16"),
     ("qwen3_moe", "112 m2 ep2 bf16"),
     ("qwen3_moe", "211 m2 sp"),
     ("mixtral", "111 m2 full bf16"),
