@@ -271,7 +271,13 @@ def test_adapters_and_halves_train_on_divided_experts(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "text"), [("gpt_oss", "221 sp"), ("qwen3_moe", "122 ep2"), ("mixtral", "114 ep2")]
+    ("name", "text"),
+    [
+        ("gpt_oss", "221 sp"),
+        ("qwen3_moe", "122 ep2"),
+        ("mixtral", "114 ep2"),
+        ("qwen3_5_moe", "212 ep2"),
+    ],
 )
 def test_logits_are_those_of_transformers(name: str, text: str, four: World, solo: World) -> None:
     config = CONFIGS[name]

@@ -141,6 +141,7 @@ def test_another_reference_leaves_the_start_as_it_was(solo: World, tmp_path: Pat
         pytest.param("qwen3_moe", "122 ep2 full", 2, marks=pytest.mark.full),
         pytest.param("qwen3_moe", "114 ep4", 1, marks=pytest.mark.full),
         pytest.param("gpt_oss", "212 ep2 sp", 2, marks=pytest.mark.full),
+        pytest.param("qwen3_next", "212 ep2 sp", 2, marks=pytest.mark.full),
     ],
 )
 @pytest.mark.parametrize("aux", [0.0, pytest.param(0.02, marks=pytest.mark.full)])
