@@ -7,6 +7,7 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.layer_kinds import has_experts
 from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, PAIR_NUMBERS, ROUTING_NUMBERS
 from smtrain.core.protocol.uris import HUBS
@@ -63,8 +64,9 @@ def _is_mixture(config: JobConfig, hf_config: Mapping[str, Any] | None) -> bool:
             or loss is not None
             or config.train.aux_by_layer
         )
-    family = FAMILIES.get(text_part(hf_config).get("model_type", ""))
-    return family is not None and family.experts is not None
+    text_config = text_part(hf_config)
+    family = FAMILIES.get(text_config.get("model_type", ""))
+    return family is not None and has_experts(text_config, family)
 
 
 class TrainStage(JobStage):

@@ -347,7 +347,7 @@ class Work:
         (gpt-oss).
         """
         names = self.shape.rules.experts
-        return names is not None and names.stacked
+        return names is not None and names.stacked == "pairs"
 
     def of_kind(self, kind: ModelShape) -> Work:
         """This work for a model whose layers are all of one kind."""
@@ -377,6 +377,9 @@ class RankSizes:
     """Parameters of a layer's experts, which `layer` includes."""
     gate_up: int = 0
     """Parameters of the experts' gates and their partners, which are one tensor in the engine."""
+
+
+_GATE_UP = (Role.EXPERT_COLUMN, Role.EXPERTS_PAIRS, Role.EXPERTS_GATE_UP)
 
 
 @cache
@@ -409,9 +412,7 @@ def sizes_of_rank(shape: ModelShape, tp: int, ep: int = 1) -> RankSizes:
         vocab=layout.shard(shape.embed_name, 0).size,
         largest=max(size.values()),
         experts=sum(size[s.name] for s in of_experts),
-        gate_up=sum(
-            size[s.name] for s in of_experts if s.role in (Role.EXPERT_COLUMN, Role.EXPERTS_PAIRS)
-        ),
+        gate_up=sum(size[s.name] for s in of_experts if s.role in _GATE_UP),
     )
 
 

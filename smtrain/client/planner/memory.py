@@ -321,7 +321,7 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h  # input of a tensor-parallel region
     q, kv = shape.heads * shape.head_dim / mesh.tp, rank_sizes.kv_heads * shape.head_dim
-    norms, inner = len(shape.rules.block_norms) * _norm_bytes(work), _inner_vectors(work)
+    norms, inner = _block_norms(shape) * _norm_bytes(work), _inner_vectors(work)
     if (
         mesh.recompute == "selective" and not work.gathers_again
     ):  # engine native saves only the input of attention
@@ -381,7 +381,15 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     )
     if sizes.shared:  # its output too, as the gate multiplies it
         inner += w * (_inner_vectors(work) * sizes.shared / mesh.tp + shape.hidden)
+    if shape.has_mlp:  # and the input of the router, scaled twice, and that of the experts
+        inner += w * (_inner_vectors(work) * shape.intermediate / mesh.tp + 3 * shape.hidden)
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
+
+
+def _block_norms(shape: ModelShape) -> int:
+    """The norms of a block; experts next to an MLP have three, and the router one."""
+    is_next_to_mlp = shape.experts is not None and shape.has_mlp
+    return len(shape.rules.block_norms) + 4 * is_next_to_mlp
 
 
 def _value_norm_bytes(shape: ModelShape, w: int, kv: float) -> float:
@@ -523,9 +531,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
         else _saved_by_mlp(work, mesh) - w * i + _saved_by_expert_factors(work, mesh, lora)
     )
     saved_bytes += (
-        w * (part + inner * i)
-        if neox
-        else len(shape.rules.block_norms) * _norm_input(work) * part + behind
+        w * (part + inner * i) if neox else _block_norms(shape) * _norm_input(work) * part + behind
     )
     if (
         mesh.recompute == "selective" and not work.gathers_again
@@ -632,7 +638,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         )
     inner = (
         tokens * shape.intermediate / mesh.tp
-        if any(kind_work.shape.experts is None for kind_work in kinds)
+        if any(kind_work.shape.has_mlp for kind_work in kinds)
         else 0.0
     )
     # The gradient of the largest matrix, as wide as activations. The embedding's has its own

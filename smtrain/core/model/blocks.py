@@ -128,6 +128,8 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
     yield from norms("post_attention", "pre_feedforward")
     if s.experts is not None and s.rules.experts is not None:
         yield from _experts(s, s.experts, s.rules.experts)
+    if not s.has_mlp:
+        pass
     elif s.rules.fused:
         yield from _linear(
             "mlp.gate_up_proj", Role.GATE_UP, 2 * s.intermediate, s.hidden, s.mlp_bias
@@ -135,7 +137,7 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
     else:
         yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
         yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
-    if s.experts is None:
+    if s.has_mlp:
         yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
     yield from norms("post_feedforward")
     if s.rules.block_scale:
@@ -168,7 +170,21 @@ def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[
     has two tensors with this content, which views of a flat buffer in this order can be.
     """
     yield Spec(f"{names.router}.weight", Role.EXPERTS_SUM, (sizes.count, s.hidden))
-    if names.stacked:
+    if names.next_to_mlp:
+        at = names.router.rpartition(".")[0]
+        yield Spec(f"{at}.scale", Role.EXPERTS_SUM, (s.hidden,))
+        yield Spec(f"{at}.per_expert_scale", Role.EXPERTS_SUM, (sizes.count,))
+        for place in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"):
+            yield from norm(place, s.hidden)
+        yield from norm("post_feedforward_layernorm_2", s.hidden)
+    if names.stacked == "halves":
+        up, down = (f"{names.path}.{part}" for part in names.parts[1:])
+        gate_up_shape = (sizes.count, 2 * sizes.width, s.hidden)
+        down_shape = (sizes.count, s.hidden, sizes.width)
+        yield Spec(up, Role.EXPERTS_GATE_UP, gate_up_shape, is_stacked=True)
+        yield Spec(down, Role.EXPERTS_COLUMNS, down_shape, is_stacked=True)
+        return
+    if names.stacked == "pairs":
         yield Spec(f"{names.router}.bias", Role.EXPERTS_SUM, (sizes.count,))
         up, down, f = (
             f"{names.path}.{names.parts[1]}",

@@ -27,16 +27,28 @@ class ExpertNames:
     rule.
 
     Expert J has `<path>.J.<part>.weight` for gate, up and down. If they are `stacked`, gate and up
-    of all experts are one tensor `<path>.<part>` [E, H, 2F] of alternate columns with a `_bias` [E,
-    2F], and down is [E, F, H] with a `_bias` [E, H]; gate and up then have the same name.
+    of all experts are one tensor `<path>.<part>`, and down is another; gate and up then have the
+    same name. In `pairs`, the first is [E, H, 2F] of alternate columns with a `_bias` [E, 2F], and
+    down is [E, F, H] with a `_bias` [E, H]; in `halves` they are [E, 2F, H] and [E, H, F].
     """
 
     router: str = "mlp.gate"
     path: str = "mlp.experts"
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    stacked: bool = False
+    stacked: Literal["pairs", "halves"] | None = None
+    module: str = "mlp.experts"
+    """Path of the module of all experts in transformers 5."""
+    switch: str | None = None
+    """The key of config.json that says whether a model of this family has experts."""
+    next_to_mlp: bool = False
+    """Experts are next to the MLP of a block, whose output theirs is added to, with separate norms;
+    the router normalises its input and has a scale of each number of it and of each expert (Gemma
+    4).
+    """
     counts: tuple[str, ...] = ("num_local_experts",)
     """The keys of the number of experts in config.json."""
+    chosen: str = "num_experts_per_tok"
+    """The key of the number of a token's experts."""
     width: str = "intermediate_size"
     """The key of an expert's intermediate size."""
     shared: str | None = None
@@ -51,7 +63,7 @@ class ExpertNames:
     """Whether a token's weights are divided by their sum; None: as norm_topk_prob says."""
     aux_default: float | None = 0.001
     """transformers' router_aux_loss_coef if config.json has none; None: it must, as transformers 4
-    and 5 take other ones.
+    and 5 take other ones. 0: transformers has no such loss.
     """
 
 

@@ -399,14 +399,14 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
         return {}
     out = {
         **dict.fromkeys(names.counts, sizes.count),
-        "num_experts_per_tok": sizes.chosen,
+        names.chosen: sizes.chosen,
         names.width: sizes.width,
     }
     if names.normalised is None:
         out |= {"norm_topk_prob": routing.normalised}
     if names.some_layers:
         out |= {"intermediate_size": normal.shape.intermediate}
-    return {**out, "router_aux_loss_coef": routing.aux}
+    return out if names.aux_default == 0 else {**out, "router_aux_loss_coef": routing.aux}
 
 
 def _rope_entries(normal: HFConfig) -> dict[str, Any]:

@@ -108,6 +108,12 @@ def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tu
     return tuple(map(bool, rope_flags))
 
 
+def has_experts(config: Mapping[str, Any], family: Family) -> bool:
+    """Whether a model of this family has experts."""
+    names = family.experts
+    return names is not None and (names.switch is None or bool(config.get(names.switch)))
+
+
 def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
     """Whether each layer has experts, not an MLP: mlp_only_layers and decoder_sparse_step of Qwen's
     families.
@@ -115,7 +121,7 @@ def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tup
     Raises `CheckpointError` for a list of other than numbers of layers.
     """
     if family.experts is None or not family.experts.some_layers:
-        return (family.experts is not None,) * layers
+        return (has_experts(config, family),) * layers
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int or i < 0 for i in dense):
         raise CheckpointError(

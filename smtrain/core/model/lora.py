@@ -243,7 +243,7 @@ class AdapterShape(ModelShape):
         f, h, gate_up = (
             sizes.width,
             self.hidden,
-            Role.EXPERTS_PAIRS_BIAS if names.stacked else Role.EXPERTS_GATE_UP,
+            Role.EXPERTS_PAIRS_BIAS if names.stacked == "pairs" else Role.EXPERTS_GATE_UP,
         )
         for target in self.lora.of_experts:
             leaf = target.rpartition(".")[2]

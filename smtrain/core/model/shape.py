@@ -164,6 +164,12 @@ class ModelShape:
         return FAMILIES[self.family]
 
     @property
+    def has_mlp(self) -> bool:
+        """Whether layers have an MLP, if all are of one kind."""
+        names = self.rules.experts
+        return self.experts is None or (names is not None and names.next_to_mlp)
+
+    @property
     def qk_norm(self) -> Literal["head", "wide"] | None:
         """The norm of queries and keys, if there is one."""
         return self.rules.qk_norm
@@ -406,7 +412,7 @@ class ModelShape:
                 f"parallel.ep: {with_article(self.family)} model has no experts to divide; set it"
                 " to 1"
             )
-        if any(kind.experts is None for kind in self.kinds) and self.intermediate % tp:
+        if any(kind.has_mlp for kind in self.kinds) and self.intermediate % tp:
             faults.append(
                 f"parallel.tp = {tp} does not divide the model's intermediate size"
                 f" {self.intermediate}"

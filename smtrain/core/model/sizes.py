@@ -200,11 +200,11 @@ def expert_sizes(
             f"config.json has {counts_text}, so transformers 4 and 5 would build different models"
             " of it: keep what the model was trained with"
         )
-    usual = next(got[key] for key in family.experts.counts if key in family.defaults)
+    usual = next((got[key] for key in family.experts.counts if key in family.defaults), None)
     key, count = next(iter(counts.items()), ("num_experts", usual))
     width, experts_per_token = (
         read_size(got, family, family.experts.width),
-        read_size(got, family, "num_experts_per_tok"),
+        read_size(got, family, family.experts.chosen),
     )
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_EXPERTS:
         raise CheckpointError(
@@ -213,7 +213,7 @@ def expert_sizes(
         )
     if experts_per_token > count:
         raise CheckpointError(
-            f"config.json has num_experts_per_tok = {experts_per_token}, more than the {count}"
+            f"config.json has {family.experts.chosen} = {experts_per_token}, more than the {count}"
             " experts of a layer: keep what the model was trained with"
         )
     shared = family.experts.shared

@@ -193,11 +193,13 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
             norms += [norm for norm in of_heads if norm is not None]
             yield from _attention_differences(attention, model.config, config, window)
         mlp = getattr(block, "mlp", None) or block.block_sparse_moe  # Mixtral in transformers 4
-        if kind.experts is None:
+        if kind.has_mlp:
             activations = (getattr(mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
             yield from _activation_differences(next(filter(None, activations)), config.activation)
-        else:
-            yield from _expert_differences(mlp, model.config, config)
+        if kind.experts is not None:
+            yield from _expert_differences(
+                block if hasattr(block, "experts") else mlp, model.config, config
+            )
         if (expected_scale := config.scales.get("residual", 1.0)) != getattr(
             block, "residual_multiplier", 1.0
         ):
@@ -263,13 +265,15 @@ def _expert_differences(mlp: Any, hf_config: Any, config: HFConfig) -> Iterator[
     assert sizes is not None
     assert routing is not None
     router = getattr(mlp, "router", None) or mlp.gate
-    experts_per_token = getattr(router, "top_k", None) or mlp.top_k
+    experts_per_token = getattr(router, "top_k", None) or getattr(
+        mlp, "top_k", getattr(hf_config, "top_k_experts", None)
+    )
     if experts_per_token != sizes.chosen:
         yield f"a token chooses {experts_per_token} experts, not {sizes.chosen}"
     is_normalised = getattr(router, "norm_topk_prob", getattr(mlp, "norm_topk_prob", True))
     if bool(is_normalised) != routing.normalised:
         yield f"a token's weights are {'' if is_normalised else 'not '}divided by their sum"
-    if not _close(hf_config.router_aux_loss_coef, routing.aux):
+    if not _close(getattr(hf_config, "router_aux_loss_coef", routing.aux), routing.aux):
         yield f"router_aux_loss_coef is {hf_config.router_aux_loss_coef}, not {routing.aux}"
     experts = mlp.experts
     expert = experts[0] if hasattr(experts, "__getitem__") else experts

@@ -293,15 +293,16 @@ def _find_experts_matrix(
     """
     path, _, inner = module.rpartition(".")
     path = path if inner == "base_layer" else module
-    if shape.experts is None or not path.endswith("mlp.experts"):
+    names = shape.rules.experts
+    if shape.experts is None or names is None or not path.endswith(f".{names.module}"):
         return None
-    names = [f"{path}.{name.rpartition('.')[2]}" for name in STACKED_EXPERTS]
+    matrices = [f"{path}.{name.rpartition('.')[2]}" for name in STACKED_EXPERTS]
     matches = [
         n
-        for n in names
+        for n in matrices
         if any(f".{n}".endswith(f".{target}") for target in config["target_parameters"])
     ]
-    matches = matches or names[-1:]
+    matches = matches or matrices[-1:]
     return matches[0] if inner == "base_layer" else matches[-1], shape.experts.count
 
 
@@ -334,7 +335,9 @@ def _of_experts(
     names = shape.rules.experts
     assert names is not None
     path, _, leaf = module.rpartition(".")
-    if names.stacked:  # stored with its inputs first
+    if names.stacked == "halves":
+        return {module: tuple(Factor(*pair, scale) for pair in zip(a, b, strict=True))}
+    if names.stacked == "pairs":  # stored with its inputs first
         pairs = zip(a, b, strict=True)
         return {
             module: tuple(

@@ -104,7 +104,7 @@ class PeftFactors(WrappedSource):
                 continue
             # peft nests one ParamWrapper in another if both matrices of a module are targets.
             inner = ".base_layer" if has_both_stacks and leaf == "gate_up_proj" else ""
-            self._of[f"{PREFIX}{path.removesuffix(experts.path)}mlp.experts{inner}{kind}"] = (
+            self._of[f"{PREFIX}{path.removesuffix(experts.path)}{experts.module}{inner}{kind}"] = (
                 spec.name,
                 None,
             )
@@ -165,7 +165,11 @@ def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, An
     plain = list(lora.of_linears)
     names, parameters = (
         shape.rules.experts,
-        [f"mlp.{name}" for name in lora.of_experts if name in STACKED_EXPERTS],
+        [
+            f"{shape.rules.experts.module.removesuffix('experts')}{name}"
+            for name in lora.of_experts
+            if name in STACKED_EXPERTS and shape.rules.experts is not None
+        ],
     )
     places = [] if names is None else ["mlp"] * bool(shape.sparse) + [names.shared or ""]
     if names is not None and any(places):

@@ -23,6 +23,13 @@ SIZES = {
 }
 PLAIN = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
 """Keys without which transformers' defaults describe a model that smtrain does not train."""
+MOE = {
+    **PLAIN["gemma4_text"],
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
 TWO_EXPERTS = {"num_experts_per_tok": 2, "attention_bias": True}
 SHARED = {
     "moe_intermediate_size": 24,
@@ -59,6 +66,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
             "tie_word_embeddings": False,
         },
     ),
+    ("gemma4_text", {**MOE, "head_dim": 8, "global_head_dim": 32}),
     ("ministral3", {"num_key_value_heads": 2, "head_dim": 16}),
     ("qwen3_5_text", {"num_hidden_layers": 5, "attention_bias": True}),
     (

@@ -210,6 +210,23 @@ _ALL: dict[str, dict[str, Any]] = {
         attention_bias=True,
         pad_token_id=0,
     ),
+    "gemma4_moe": config(
+        "gemma4_text",
+        sliding_window=8,
+        num_hidden_layers=2,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        layer_types=["sliding_attention", "full_attention"],
+        tie_word_embeddings=True,
+        vocab_size=509,
+        pad_token_id=0,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+    ),
     "qwen3_5": config("qwen3_5_text", linear_num_key_heads=4, linear_num_value_heads=8, **NET),
     "qwen3_5-tied": config(
         "qwen3_5_text",
@@ -335,7 +352,7 @@ def weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
         unit = shape.rules.unit_norms or ".linear_attn.norm." in spec.name
         out[spec.name] = (
             noise + unit
-            if len(spec.shape) == 1 and spec.name.endswith(("weight", "scalar"))
+            if len(spec.shape) == 1 and spec.name.endswith(("weight", "scalar", "scale"))
             else noise
         )
         if (

@@ -40,6 +40,7 @@ MESHES = {
     "gemma3": ["221 sp", "122 full", "212", "221 l3-1"],
     "gemma4": ["221 sp", "122 full", "411"],
     "gemma4-values": ["411 sp full", "212", "141 m1", "221 selective", "122 l1-3"],
+    "gemma4_moe": ["212 ep2 sp", "221 sp", "122 ep2 full", "411", "114 ep4 m1"],
     "qwen3_5": ["221 sp", "122 full", "411", "122 l3-1"],
     "qwen3_5-tied": ["411 sp full", "212", "122 selective"],
     "gpt_neox": ["221 sp full", "122"],

@@ -102,10 +102,12 @@ class Mixture(nn.Module):
         )
         self._capacity = capacity
         self._sizes, self._names, self._normalises_weights = sizes, names, routing.normalised
+        self._in_pairs = names.stacked == "pairs"
         if names.shared is not None:
             self.shared_expert = original.shared_expert
             self.shared_expert_gate = original.shared_expert_gate
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[hf_config.activation]
+        self._enter: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._factors: dict[str, ExpertFactors] = {}
         self._dropout: Dropout | None = None
@@ -118,7 +120,7 @@ class Mixture(nn.Module):
         """The names in files of the router's parameters."""
         return [
             f"{self._prefix}{self._names.router}.{kind}"
-            for kind in ("weight", "bias")[: 1 + self._names.stacked]
+            for kind in ("weight", "bias")[: 1 + self._in_pairs]
         ]
 
     def leaves(self) -> dict[str, list[str]]:
@@ -130,7 +132,9 @@ class Mixture(nn.Module):
             self._layout.experts(self._mesh.ep_rank),
         )
         gate, up, down = self._names.parts
-        if self._names.stacked:
+        if self._names.stacked == "halves":
+            return {"gate_up": [at + up], "down": [at + down]}
+        if self._in_pairs:
             file_names = {
                 "gate_up": up,
                 "gate_up_bias": f"{up}_bias",
@@ -155,7 +159,7 @@ class Mixture(nn.Module):
             setattr(self, leaf, dense.parameters[name])
         for leaf, names in self.leaves().items():
             first, per = experts.parameters[names[0]], len(self._layout.experts(0))
-            if not self._names.stacked:
+            if self._names.stacked is None:
                 first = experts.join(
                     names, (per, first.shape[0] * len(names) // per, first.shape[1])
                 )
@@ -176,14 +180,24 @@ class Mixture(nn.Module):
                 at, a, parameters[at + B], lora.scale, start, dropout
             )
 
-    def leave_by(self, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Set the function that sums the outputs of the tensor-parallel ranks."""
-        self._exit = leave
+    def divide(
+        self,
+        enter: Callable[[torch.Tensor], torch.Tensor],
+        leave: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Set the functions that make inputs whole for, and sum the outputs of, the tensor-parallel
+        ranks.
+        """
+        self._enter, self._exit = enter, leave
 
     def forward(self, hidden_states: torch.Tensor) -> Any:
+        return self._run(hidden_states, hidden_states)
+
+    def _run(self, hidden_states: torch.Tensor, router_input: torch.Tensor) -> Any:
+        """The experts' outputs for [B, S, H], as the router chooses by its own input."""
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         with part("router"):
-            weights, expert_ids, probabilities = self._route(x)
+            weights, expert_ids, probabilities = self._route(router_input.reshape(x.shape))
             order, blocks = RowBlocks.sort(expert_ids, self._sizes.count)
             if self._balance is not None and probabilities is not None:
                 counts = self._token_counts(order, blocks)
@@ -216,10 +230,10 @@ class Mixture(nn.Module):
         """The weights [T, k] and numbers [T, k] of each token's experts, and all probabilities [T,
         E] if needed.
         """
-        logits = F.linear(x, self.router, self.router_bias if self._names.stacked else None)
+        logits = F.linear(x, self.router, self.router_bias if self._in_pairs else None)
         balance, layer = self._balance, self._layer
         if (
-            self._names.stacked
+            self._in_pairs
         ):  # of the chosen logits only, which equals the probabilities over their sum
             probabilities = None
             if balance is not None and balance.watching:
@@ -227,13 +241,18 @@ class Mixture(nn.Module):
                 logits = balance.balance_logits(layer, logits, probabilities)
             top, expert_ids = torch.topk(logits, self._sizes.chosen, dim=-1)
             return torch.softmax(top, -1, dtype=top.dtype), expert_ids, probabilities
+        weights, expert_ids, probabilities = self._choose(logits)
+        return weights.to(logits.dtype), expert_ids, probabilities
+
+    def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`_route` by the router's logits [T, E], with weights in fp32."""
         probabilities = torch.softmax(logits, -1, dtype=torch.float32)
-        if balance is not None:
-            probabilities = balance.balance(layer, probabilities)
+        if self._balance is not None:
+            probabilities = self._balance.balance(self._layer, probabilities)
         weights, expert_ids = torch.topk(probabilities, self._sizes.chosen, dim=-1)
         if self._normalises_weights:
             weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(logits.dtype), expert_ids, probabilities
+        return weights, expert_ids, probabilities
 
     def _forward_experts(
         self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
@@ -355,7 +374,7 @@ class Mixture(nn.Module):
             return self._factors[leaf](x, y, blocks, choices) if leaf in self._factors else y
 
         into, out_of = (self._writing[leaf].sink for leaf in ("gate_up", "down"))
-        if self._names.stacked:
+        if self._in_pairs:
             gate_up = (
                 multiply(rows, self.gate_up, blocks, False, into) + self.gate_up_bias[blocks.expert]
             )
@@ -372,8 +391,12 @@ class Mixture(nn.Module):
         gate_up = add_adapter(
             "gate_up_proj", rows, multiply(rows, self.gate_up, blocks, True, into)
         )
-        halves = zip(self._names.parts, gate_up.chunk(2, -1), strict=False)
-        gate, up = (add_adapter(name, rows, half) for name, half in halves)
+        gate, up = gate_up.chunk(2, -1)
+        if self._names.stacked is None:
+            gate, up = (
+                add_adapter(name, rows, half)
+                for name, half in zip(self._names.parts, (gate, up), strict=False)
+            )
         inner = self._activation(gate) * up
         out = multiply(inner, self.down, blocks, True, out_of)
         return add_adapter(

@@ -44,6 +44,7 @@ from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.cross_entropy import Columns
 from smtrain.worker.engine.native.experts import Mixture
+from smtrain.worker.engine.native.experts_next_to_mlp import ExpertsNextToMlp
 from smtrain.worker.engine.native.fused_loss import LabelledRows, LinearCrossEntropy
 from smtrain.worker.engine.native.gated_delta import cut_net, keep_apart
 from smtrain.worker.engine.native.gradients import FlatParameters, Gradients, Writing
@@ -217,6 +218,8 @@ class Stage(nn.Module):
         """The module of each block that looks at other tokens: attention, or a gated delta net."""
         self.mlps: list[Any] = []
         """The module of each block that looks at each token."""
+        self.mixtures: list[Mixture] = []
+        """The layers' experts."""
         for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
             net = shape.by_layer[i].delta is not None
             self.mixers.append(getattr(block, (family.linear or "") if net else family.attention))
@@ -229,27 +232,18 @@ class Stage(nn.Module):
         name = "mlp" if hasattr(block, "mlp") else "block_sparse_moe"  # Mixtral in transformers 4
         if self.layout.shape.by_layer[layer].experts is not None:
             pair = self.layout.shape.family == "gpt_oss" or name != "mlp"
-            setattr(
-                block,
-                name,
-                Mixture(
-                    layer,
-                    self.layout,
-                    self.mesh,
-                    self.described,
-                    self.balance,
-                    self._capacity,
-                    getattr(block, name),
-                    pair,
-                ),
+            args = (
+                *(layer, self.layout, self.mesh, self.described, self.balance, self._capacity),
+                *(getattr(block, name), pair),
             )
+            if hasattr(block, "experts"):
+                mixture = block.experts = ExpertsNextToMlp(*args, block=block)
+            else:
+                mixture = Mixture(*args)
+                setattr(block, name, mixture)
+            self.mixtures.append(mixture)
         mlp: nn.Module = getattr(block, name)
         return mlp
-
-    @property
-    def mixtures(self) -> list[Mixture]:
-        """The layers' experts."""
-        return [mlp for mlp in self.mlps if isinstance(mlp, Mixture)]
 
     def _balance(self, options: ParallelOptions, lora: Lora | None) -> Balance:
         assert self.described.routing is not None
@@ -372,7 +366,7 @@ class Stage(nn.Module):
             return (self._enter(args[0]), *args[1:]), kwargs
 
         for mixture in self.mixtures:
-            mixture.leave_by(self._leave)
+            mixture.divide(self._enter, self._leave)
         for i, attention, mlp in zip(
             layout.layers(self.mesh.pp_rank), self.mixers, self.mlps, strict=True
         ):
