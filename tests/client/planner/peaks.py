@@ -119,6 +119,8 @@ COMBINATIONS = [
     ("gemma4_text", "111 m2 bf16"),
     ("gemma4_text", "111 m4 selective"),
     ("gemma4_text", "221 m1 sp"),
+    ("gemma4_moe", "111 m2 bf16"),
+    ("gemma4_moe", "212 m2 ep2 sp"),
     ("olmo2", "111 m2"),
     ("olmo2", "211 m2 bf16 sp"),
     ("granite", "111 m2 bf16"),
@@ -153,6 +155,9 @@ def model(family: str) -> dict[str, Any]:
     """A config.json large enough that no single small tensor decides."""
     from tests.worker.engine.cases import config
 
+    if family == "gemma4_moe":
+        experts = {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 160}
+        return {**model("gemma4_text"), "enable_moe_block": True, **experts}
     if family == "gpt2":
         dropouts = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
         return config(

@@ -390,8 +390,8 @@ DENSE = PLAIN["gemma4_text"]
         ),
         (
             "gemma4_text",
-            {**DENSE, "enable_moe_block": True},
-            "adds a mixture of experts, as Gemma 4 26B-A4B does, and",
+            {**DENSE, "enable_moe_block": True, "moe_intermediate_size": 8, "top_k_experts": 2},
+            "has num_experts = None: it must be a whole number from 1",
         ),
         (
             "gemma4_text",

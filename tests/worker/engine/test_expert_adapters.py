@@ -44,6 +44,9 @@ CASES = [
     ("gpt_oss", "111", STACKED),
     ("gpt_oss", "122 ep2", STACKED),
     ("gpt_oss", "221 sp", STACKED),
+    ("qwen3_next", "212 ep2 sp", STACKED),
+    ("gemma4_moe", "221 sp", STACKED),
+    ("gemma4_moe", "212 ep2", ["experts.gate_up_proj"]),
 ]
 
 
@@ -147,6 +150,9 @@ FOLDERS = [
     ("mixtral", "111", ["w2"]),
     ("gpt_oss", "221", ["experts.down_proj"]),
     ("gpt_oss", "111", ["experts.gate_up_proj"]),
+    ("qwen3_next", "221", STACKED),
+    ("qwen3_5_moe", "122 ep2", STACKED),
+    ("gemma4_moe", "212 ep2", STACKED),
 ]
 
 
