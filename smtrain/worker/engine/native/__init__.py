@@ -11,7 +11,8 @@ attention_sinks  attention with sinks under masks
 context_parallel  attention and states over rows that are cut over ranks
 kv_cache   keys, values and states of earlier tokens, for generation
 grouped_mm  the products of experts; load_balancing: their auxiliary loss
-gated_delta  the linear attention of Qwen3.5
+experts_next_to_mlp  the experts of Gemma 4, next to the MLP of a block
+gated_delta  the linear attention of Qwen3.5 and Qwen3-Next
 linears    row-parallel linears; gradients of linears and embeddings
 gradients  the flat buffer in which a step's gradients are summed
 layers     compilation and activation checkpointing

@@ -33,9 +33,13 @@ class ExpertsNextToMlp(Mixture):
         self._batch = len(args[0])
 
     def forward(
-        self, hidden_states: torch.Tensor, top_k_index: None, top_k_weights: torch.Tensor
+        self,
+        hidden_states: torch.Tensor,
+        top_k_index: None = None,
+        top_k_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The experts' outputs for [B S, H]; `top_k_weights` is the router's input."""
+        assert top_k_weights is not None
         shape = self._batch, -1, hidden_states.shape[-1]
         x, router_input = (self._enter(part.view(shape)) for part in (hidden_states, top_k_weights))
         out: torch.Tensor = self._run(x, router_input)

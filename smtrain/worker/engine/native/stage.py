@@ -236,6 +236,7 @@ class Stage(nn.Module):
                 *(layer, self.layout, self.mesh, self.described, self.balance, self._capacity),
                 *(getattr(block, name), pair),
             )
+            mixture: Mixture
             if hasattr(block, "experts"):
                 mixture = block.experts = ExpertsNextToMlp(*args, block=block)
             else:
