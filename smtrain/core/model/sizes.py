@@ -57,7 +57,7 @@ class ExpertSizes:
     experts.
     """
     shared: int = 0
-    """Intermediate units of the expert that all tokens share; 0: there is none."""
+    """Intermediate units of the expert that all tokens share; 0 without one."""
 
 
 def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[str, Any]:
