@@ -78,10 +78,9 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "experts": (
         {
-            "model_type": "qwen2_moe",
+            "model_type": "olmoe",
             **SIZES,
             "num_experts": 60,
-            "shared_expert_intermediate_size": 5632,
         },
         "(a mixture of experts), which smtrain cannot train",
     ),
