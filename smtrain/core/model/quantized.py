@@ -41,12 +41,13 @@ def quantized_bytes(numbers: float) -> float:
 
 def cut_faults(shape: ModelShape, tp: int) -> Iterator[str]:
     """The linears of which tensor parallelism would cut a block in two."""
-    layout, seen_leaves = Layout(shape, tp, 1), set[str]()
+    layout, seen_linears = Layout(shape, tp, 1), set[tuple[str, tuple[int, ...]]]()
     for spec in shape.specs if tp > 1 else ():
         leaf = spec.name.removesuffix(".weight").rpartition(".")[2]
-        if leaf in seen_leaves or not is_quantized(spec):
+        # By size too: an MLP and a shared expert have linears of one name.
+        if (leaf, spec.shape) in seen_linears or not is_quantized(spec):
             continue
-        seen_leaves.add(leaf)
+        seen_linears.add((leaf, spec.shape))
         cuts = [cut for rank in range(tp) for cut in layout.shard(spec.name, rank).ranges]
         dim = layout.shard(spec.name, 0).dim
         width = spec.shape[1]

@@ -212,6 +212,15 @@ def test_a_run_does_not_go_from_one_base_to_the_other() -> None:
     assert "quantize nf4 there and None here" in reason
 
 
+def test_linears_of_one_name_and_two_sizes_are_all_looked_at() -> None:
+    sizes = {"hidden_size": 128, "head_dim": 64, "linear_value_head_dim": 64}
+    experts = {"shared_expert_intermediate_size": 256, "intermediate_size": 64}
+    shape = ModelShape.from_config({**CONFIGS["qwen3_next"], **sizes, **experts})
+    faults = [fault for fault in cut_faults(shape, 2) if "down_proj" in fault]
+    assert len(faults) == 1
+    assert "would cut a block of 64 weights of down_proj (128 x 64) in two" in faults[0]
+
+
 def test_a_mesh_that_cuts_blocks_is_refused_by_name() -> None:
     assert not [*cut_faults(ModelShape.from_config(LLAMA), 2)]
     first = next(cut_faults(ModelShape.from_config(CONFIGS["llama"]), 2))
