@@ -290,6 +290,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_next",
         sizes(2048, 5120, 48, 16, 2, 151936, 262144, head_dim=256, rope_theta=1e7),
     ),
+    "OLMoE-1B-7B": ("olmoe", sizes(2048, 1024, 16, 16, 16, 50304, 4096)),
+    "FlexOlmo-7x7B": ("flex_olmo", {"dtype": "bfloat16", "rope_theta": 5e5}),
     "Qwen1.5-MoE-A2.7B": ("qwen2_moe", {"dtype": "bfloat16"}),
     "Qwen3-30B-A3B": (
         "qwen3_moe",

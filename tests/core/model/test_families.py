@@ -107,6 +107,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("qwen2_moe", {"num_key_value_heads": 2, "num_experts": 4, **SHARED}),
+    ("olmoe", {"num_key_value_heads": 2, "num_experts": 4, **TWO_EXPERTS}),
+    ("flex_olmo", {"num_key_value_heads": 2, "num_experts": 4, **TWO_EXPERTS}),
     ("mixtral", {"num_key_value_heads": 2}),
     ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 8}),
     (
@@ -310,8 +312,8 @@ def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
         ),
         ({"model_type": None}, "config.json has no model_type: add the one of the model"),
         (
-            {"model_type": "olmoe", "num_experts": 8},
-            "'olmoe' (a mixture of experts), which smtrain cannot train: take one of llama",
+            {"model_type": "granitemoe", "num_experts": 8},
+            "'granitemoe' (a mixture of experts), which smtrain cannot train: take one of llama",
         ),
         (
             {"model_type": "mixtral", "num_key_value_heads": 4, "num_experts_per_tok": 9},

@@ -78,7 +78,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "experts": (
         {
-            "model_type": "olmoe",
+            "model_type": "granitemoe",
             **SIZES,
             "num_experts": 60,
         },

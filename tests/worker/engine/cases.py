@@ -98,12 +98,11 @@ OSS = {
     },
 }
 NET = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.03}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, **AUX}
 SHARED = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
+    **EXPERTS,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
-    **AUX,
 }
 _ALL: dict[str, dict[str, Any]] = {
     "llama": config("llama"),
@@ -292,6 +291,16 @@ _ALL: dict[str, dict[str, Any]] = {
     ),
     "qwen2_moe": config(
         "qwen2_moe", num_hidden_layers=2, norm_topk_prob=False, tie_word_embeddings=True, **SHARED
+    ),
+    "olmoe": config("olmoe", num_hidden_layers=2, pad_token_id=0, **EXPERTS),
+    "flex_olmo": config(
+        "flex_olmo",
+        num_key_value_heads=1,
+        vocab_size=509,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        norm_topk_prob=True,
+        **EXPERTS,
     ),
     "mixtral": config(
         "mixtral", num_local_experts=4, num_hidden_layers=2, intermediate_size=32, **AUX

@@ -25,10 +25,14 @@ MESHES = {
     "gpt_oss": ["212 ep2", "111 full", "122 m2", "221", "124 ep4"],
     "qwen3_5_moe": ["221 sp", "111", "212 ep2", "122 ep2 full", "222 ep2 sp", "114 ep4"],
     "qwen3_next": ["212 ep2", "111", "221 sp", "122 ep2 selective", "141 m1", "411 full"],
+    "olmoe": ["212 ep2 sp", "411"],
+    "flex_olmo": ["411 sp full", "122 ep2"],
     "qwen2_moe": ["221 sp", "111", "122 ep2 full"],
 }
-VARIANTS = {"qwen3_5_moe", "qwen2_moe"}
-"""The gate trains each on the first one, but for these, of whose parts qwen3_next has all."""
+VARIANTS = {"qwen3_5_moe", "qwen2_moe", "olmoe", "flex_olmo"}
+"""The gate trains each on the first one, but for these, whose parts are those of qwen3_next or
+olmo2.
+"""
 FOUR_LAYERS = {
     **CONFIGS["qwen3_moe"],
     "num_hidden_layers": 4,

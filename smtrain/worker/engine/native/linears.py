@@ -156,13 +156,19 @@ class RowParallel(nn.Module):
 
 
 class WideNorm(nn.Module):
-    """An RMSNorm over the heads of all tensor-parallel ranks (OLMo 2), with this rank's part of its
+    """An RMSNorm over the heads of all tensor-parallel ranks (OLMo), with this rank's part of its
     weight.
     """
 
-    def __init__(self, norm: Any, width: int, copies: int, group: dist.ProcessGroup) -> None:
-        """`width` numbers are normalised together; each is on `copies` ranks."""
+    def __init__(
+        self, norm: Any, width: int, copies: int, group: dist.ProcessGroup, rounds_first: bool
+    ) -> None:
+        """`width` numbers are normalised together; each is on `copies` ranks.
+
+        `rounds_first`: before the weight, as LlamaRMSNorm; Olmo2RMSNorm rounds after it.
+        """
         super().__init__()
+        self._rounds_first = rounds_first
         self.weight, self.variance_epsilon = norm.weight, norm.variance_epsilon
         self._width, self._copies, self._group = width, copies, group
 
@@ -171,9 +177,9 @@ class WideNorm(nn.Module):
         # Each copy of a repeated key head adds its squares. Every rank's output depends on the sum,
         # so the gradient of the sum is summed too.
         squares = sum_both_ways(wide.square().sum(-1, keepdim=True) / self._copies, self._group)
-        # Rounded after the weight, as in transformers' Olmo2RMSNorm; LlamaRMSNorm rounds before.
+        normalised = wide * torch.rsqrt(squares / self._width + self.variance_epsilon)
         out: torch.Tensor = self.weight * (
-            wide * torch.rsqrt(squares / self._width + self.variance_epsilon)
+            normalised.to(x.dtype) if self._rounds_first else normalised
         )
         return out.to(x.dtype)
 

@@ -422,7 +422,9 @@ class Stage(nn.Module):
             ("k_norm", shape.kv_heads, self.layout.kv_multiplier),
         ):
             norm = getattr(attention, name)
-            setattr(attention, name, WideNorm(norm, heads * shape.head_dim, copies, group))
+            rounds_first = not shape.rules.wide_norms
+            wide_norm = WideNorm(norm, heads * shape.head_dim, copies, group, rounds_first)
+            setattr(attention, name, wide_norm)
 
     def _find_writing(self, is_compiled: bool) -> None:
         """Replace modules whose weights are used only once by ours, but not in layers that are
