@@ -129,7 +129,12 @@ NEWER: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 40,
     },
-    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2, "rope_theta": 5e5},
+    "flex_olmo": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_theta": 5e5,
+        "pad_token_id": 0,
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
     "olmo2": {},
