@@ -63,6 +63,7 @@ def _is_mixture(config: JobConfig, hf_config: Mapping[str, Any] | None) -> bool:
             or parallel.expert_capacity is not None
             or loss is not None
             or config.train.aux_by_layer
+            or config.train.router_bias_update_rate > 0
         )
     text_config = text_part(hf_config)
     family = FAMILIES.get(text_config.get("model_type", ""))

@@ -140,7 +140,8 @@ class Kernels:
         form = "fused" if work.is_compiled else "eager"
         passes = facts["passes"][f"plain_{form}" if shape.plain else form]
         along = mesh.tp if mesh.sequence_parallel else 1
-        queries = (shape.heads + sizes_of_rank(shape, 1).kv_heads) * shape.head_dim / mesh.tp
+        heads = shape.heads + sizes_of_rank(shape, 1).kv_heads
+        queries = heads * shape.mean_head_dim / mesh.tp
         norm_numbers = len(shape.rules.block_norms) * shape.hidden / along + (
             queries if shape.qk_norm else 0.0
         )
@@ -186,7 +187,8 @@ class Kernels:
                 * tokens
                 / rate
             )
-        width = shape.heads * shape.head_dim / mesh.tp
+        # The narrower of keys and values are padded.
+        width = shape.heads * max(shape.head_dim, shape.value_dim) / mesh.tp
         # 4 operations forward and 10 backward for each query, key that it sees, and number of a
         # head.
         seconds: float = (

@@ -390,7 +390,9 @@ def sizes_of_rank(shape: ModelShape, tp: int, ep: int = 1) -> RankSizes:
         return replace(
             kinds[0], layer=0, experts=0, gate_up=0, largest=max(kind.largest for kind in kinds)
         )
-    layout, specs = Layout(shape, tp, 1, ep=ep), _one_layer(shape).specs
+    # Layers without experts are whole on every expert-parallel rank.
+    layout = Layout(shape, tp, 1, ep=1 if shape.experts is None else ep)
+    specs = _one_layer(shape).specs
     size = {
         s.name: prod(layout.local_shape(s.name, 0))
         for s in specs

@@ -35,7 +35,7 @@ from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, Lora
 from smtrain.core.model.quantized import BLOCK, is_quantized, quantized_bytes
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.model.sizes import DeltaSizes
+from smtrain.core.model.sizes import DeltaSizes, ExpertSizes, LatentSizes
 
 Peak = tuple[float, float, float]
 """Bytes of activations, of logits and of temporary buffers at one moment of a micro-batch."""
@@ -320,7 +320,7 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h  # input of a tensor-parallel region
-    q, kv = shape.heads * shape.head_dim / mesh.tp, rank_sizes.kv_heads * shape.head_dim
+    q, kv = shape.heads * shape.mean_head_dim / mesh.tp, rank_sizes.kv_heads * shape.mean_head_dim
     norms, inner = _block_norms(shape) * _norm_bytes(work), _inner_vectors(work)
     if (
         mesh.recompute == "selective" and not work.gathers_again
@@ -352,6 +352,8 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
         attention += _norm_bytes(work) * (q + kv)  # q_norm and k_norm
     if shape.rules.gated:
         attention += 2 * w * q  # the gate's sigmoid, and the gated output
+    if shape.latent is not None:
+        attention += _saved_by_latents(work, mesh, shape.latent)
     return (
         norms * part
         + 2 * w * h
@@ -379,11 +381,48 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (
         16.0 * rows if mesh.ep > 1 else 0.0
     )
-    if sizes.shared:  # its output too, as the gate multiplies it
-        inner += w * (_inner_vectors(work) * sizes.shared / mesh.tp + shape.hidden)
     if shape.has_mlp:  # and the input of the router, scaled twice, and that of the experts
         inner += w * (_inner_vectors(work) * shape.intermediate / mesh.tp + 3 * shape.hidden)
+    if _has_score_router(shape) and w == 2:
+        inner += 4.0 * shape.hidden  # the router's input in fp32
+    inner += _saved_by_shared(work, mesh, sizes)
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
+
+
+def _saved_by_shared(work: Work, mesh: Mesh, sizes: ExpertSizes) -> float:
+    """Bytes per token that the expert that all tokens share saves; its output too if a gate
+    multiplies it.
+    """
+    names = work.shape.rules.experts
+    has_gate = names is not None and names.shared_gate and sizes.shared > 0
+    vectors = _inner_vectors(replace(work, is_compiled=False))  # experts are not compiled
+    return work.width * (vectors * sizes.shared / mesh.tp + work.shape.hidden * has_gate)
+
+
+def _has_score_router(shape: ModelShape) -> bool:
+    return shape.rules.experts is not None and shape.rules.experts.scores == "sigmoid"
+
+
+def _saved_by_latents(work: Work, mesh: Mesh, latent: LatentSizes) -> float:
+    """Bytes per token that latent attention saves beyond q, k, v and output: its latents, whole on
+    every rank, before and behind their norms. Kernels have one head size, so keys of other sizes
+    than values are kept padded, and the output once more without its padding.
+    """
+    shape, w = work.shape, work.width
+    saved_bytes = float((_norm_bytes(work) + w) * ((latent.q_rank or 0) + latent.kv_rank))
+    if latent.head_dim == latent.value_dim:
+        # The product that has all values also has the keys without their turned part. Off GPUs
+        # the output comes by heads, and is copied by tokens.
+        copy = 0 if work.varlen else latent.value_dim
+        return saved_bytes + w * shape.heads / mesh.tp * (latent.nope_dim + copy)
+    padding = 2 * abs(latent.head_dim - latent.value_dim)
+    return saved_bytes + w * shape.heads / mesh.tp * (padding + latent.value_dim)
+
+
+def _widest_mlp(shape: ModelShape) -> int:
+    """The units of the MLP of a layer, or of the expert that all tokens share."""
+    shared = 0 if shape.experts is None else shape.experts.shared
+    return max(shape.intermediate if shape.has_mlp else 0, shared)
 
 
 def _block_norms(shape: ModelShape) -> int:
@@ -513,10 +552,11 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
         i = shape.experts.shared / mesh.tp
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h
-    q, kv = shape.heads * shape.head_dim / mesh.tp, rank_sizes.kv_heads * shape.head_dim
+    q, kv = shape.heads * shape.mean_head_dim / mesh.tp, rank_sizes.kv_heads * shape.mean_head_dim
     neox = shape.plain
     inner = _inner_vectors(work) - 1
     entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj", "qkv_proj"}
+    entry |= {"q_a_proj", "kv_a_proj_with_mqa"}
     up, down = (
         ({"dense_h_to_4h"}, "dense_4h_to_h")
         if neox
@@ -547,6 +587,8 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
         return saved_bytes + w * 6 * q
     saved_bytes += w * (4 * q if _repeats_kv_heads(work, mesh) else 2 * q + 2 * kv)
     saved_bytes += _norm_input(work) * (q + kv) if shape.qk_norm else 0.0
+    if shape.latent is not None:
+        saved_bytes += _saved_by_latents(work, mesh, shape.latent)
     return saved_bytes + _value_norm_bytes(shape, w, kv)
 
 
@@ -636,11 +678,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
             ),
             default=0.0,
         )
-    inner = (
-        tokens * shape.intermediate / mesh.tp
-        if any(kind_work.shape.has_mlp for kind_work in kinds)
-        else 0.0
-    )
+    inner = tokens * max((_widest_mlp(kind.shape) for kind in kinds), default=0) / mesh.tp
     # The gradient of the largest matrix, as wide as activations. The embedding's has its own
     # moment, below.
     largest = max(
@@ -846,7 +884,8 @@ def standing_bytes(work: Work, mesh: Mesh) -> float:
         if work.has_mask and mesh.cp == 1 and not work.varlen
         else 0.0
     )
-    return ids + t * (2.0 * work.width * sum({kind.head_dim for kind in shape.kinds}) + 8) + mask
+    turned = sum({kind.rotary_head_dim for kind in shape.kinds})
+    return ids + t * (2.0 * work.width * turned + 8) + mask
 
 
 def _repeats_kv_heads(work: Work, mesh: Mesh) -> bool:
@@ -860,7 +899,7 @@ def _chunk_scores(work: Work, mesh: Mesh) -> float:
     """Bytes of the scores of a chunk, their gradients, and both in the width of activations, on a
     GPU whose FlashAttention does not take the format or the heads of a layer.
     """
-    if work.width == 2 and work.shape.head_dim <= FLASH_HEAD:
+    if work.width == 2 and max(work.shape.head_dim, work.shape.value_dim) <= FLASH_HEAD:
         return 0.0
     scores = min(
         CHUNK_SCORES, work.shape.heads / mesh.tp * min(QUERIES["cuda"], work.seq_len) * work.seq_len
@@ -885,8 +924,8 @@ def _cut_moments(
         return
     layer = layers[last]
     q, kv = (
-        layer.heads * layer.head_dim / mesh.tp,
-        sizes_of_rank(layer, mesh.tp).kv_heads * layer.head_dim,
+        layer.heads * layer.mean_head_dim / mesh.tp,
+        sizes_of_rank(layer, mesh.tp).kv_heads * layer.mean_head_dim,
     )
     device = "neuron" if machine.neuron else "cuda" if machine.has_accelerators else "cpu"
     queries = min(QUERIES[device], work.seq_len / mesh.cp)

@@ -513,7 +513,7 @@ def _gathers(work: Work, mesh: Mesh, kinds: Mapping[ModelShape, int], tokens: in
                 * passes
                 * 2
                 * sizes_of_rank(kind, mesh.tp).kv_heads
-                * kind.head_dim
+                * kind.mean_head_dim
                 * other_tokens
             )
         else:
@@ -562,7 +562,7 @@ def _layer_time(
         repeated_passes = (
             2.0
             * shape.hidden
-            * shape.head_dim
+            * shape.mean_head_dim
             * (shape.heads / mesh.tp + rank_sizes.kv_heads)
             / used
         )
@@ -576,7 +576,8 @@ def _layer_time(
     passes = _SCORES[mesh.recompute] + (
         mesh.cp > 1
     )  # the backward pass over cut rows computes them again
-    scores = passes * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
+    width = shape.heads * shape.mean_head_dim / mesh.tp
+    scores = passes * 4.0 * width * span * tokens * slow / rate
     if shape.delta is not None:
         # Within chunks, and with the state of the chunk before; once more, as the rule is always
         # computed again.

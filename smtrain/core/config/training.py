@@ -431,6 +431,11 @@ class Train(Section):
     """One auxiliary loss for each layer, added up, as in Megatron-core; default: one over all
     layers, as in transformers.
     """
+    router_bias_update_rate: Annotated[float, ADDED_LATER] = Field(0.0, ge=0, le=1)
+    """Step by which each optimizer step moves the biases of experts that balance their loads
+    without a loss: up for experts below the mean load, down for those above it. Routers of
+    DeepSeek-V3's kind only (its own training took 0.001). Default: 0, the biases stay.
+    """
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the data order and of a start from scratch."""
     precision: Precision = "bf16"

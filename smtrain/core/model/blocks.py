@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from smtrain.core.model.family import ExpertNames
     from smtrain.core.model.shape import ModelShape
-    from smtrain.core.model.sizes import DeltaSizes, ExpertSizes
+    from smtrain.core.model.sizes import DeltaSizes, ExpertSizes, LatentSizes
 
 
 class Role(Enum):
@@ -28,6 +28,8 @@ class Role(Enum):
     O = "columns by query head"  # noqa: E741
     COLUMN = "rows by intermediate unit"
     ROW = "columns by intermediate unit"
+    LATENT_KV = "rows by head, each head's key and value together (latent attention)"
+    LATENT = "whole on every rank, which sees its own heads only: linears and norms of latents"
     HEAD_NORM = "whole on every rank, which sees its own heads only"
     Q_NORM = "numbers by query head"
     K_NORM = "numbers by key/value head"
@@ -63,6 +65,7 @@ class Role(Enum):
     )
     WHOLE = "whole on every rank"
     CONSTANT = "whole on every rank, stored and not trained (a buffer of transformers)"
+    ROUTER_BIAS = "whole on every rank, in fp32, outside the optimizer (a buffer of transformers)"
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,19 @@ class Spec:
         return len(self.shape) - self.is_stacked > 1
 
     @property
+    def is_parameter(self) -> bool:
+        """Whether it counts as a parameter; transformers' buffers do not."""
+        return self.role not in (Role.CONSTANT, Role.ROUTER_BIAS)
+
+    @property
     def of_experts(self) -> bool:
         """Whether expert parallelism divides it."""
         return self.expert is not None or self.is_stacked
+
+
+def keeps_fp32(name: str) -> bool:
+    """Whether a parameter is fp32 in files of every precision: the bias of a router's choices."""
+    return name.endswith(".e_score_correction_bias")
 
 
 def block(shape: ModelShape) -> Iterator[Spec]:
@@ -124,7 +137,12 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
             yield from norm(name, s.hidden) if name in s.rules.block_norms else ()
 
     yield from norms("input")
-    yield from _delta_net(s, s.delta) if s.delta is not None else _attention(s)
+    if s.delta is not None:
+        yield from _delta_net(s, s.delta)
+    elif s.latent is not None:
+        yield from _latent_attention(s, s.latent)
+    else:
+        yield from _attention(s)
     yield from norms("post_attention", "pre_feedforward")
     if s.experts is not None and s.rules.experts is not None:
         yield from _experts(s, s.experts, s.rules.experts)
@@ -165,11 +183,29 @@ def _attention(s: ModelShape) -> Iterator[Spec]:
         yield Spec("self_attn.sinks", Role.SINK, (s.heads,))
 
 
+def _latent_attention(s: ModelShape, d: LatentSizes) -> Iterator[Spec]:
+    q = s.heads * d.head_dim
+    if d.q_rank is None:
+        yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, False)
+    else:
+        yield from _linear("self_attn.q_a_proj", Role.LATENT, d.q_rank, s.hidden, s.qkv_bias)
+        yield Spec("self_attn.q_a_layernorm.weight", Role.LATENT, (d.q_rank,))
+        yield from _linear("self_attn.q_b_proj", Role.Q, q, d.q_rank, False)
+    rows = d.kv_rank + d.rope_dim
+    yield from _linear("self_attn.kv_a_proj_with_mqa", Role.LATENT, rows, s.hidden, s.qkv_bias)
+    yield Spec("self_attn.kv_a_layernorm.weight", Role.LATENT, (d.kv_rank,))
+    rows = s.heads * (d.nope_dim + d.value_dim)
+    yield from _linear("self_attn.kv_b_proj", Role.LATENT_KV, rows, d.kv_rank, False)
+    yield from _linear("self_attn.o_proj", Role.O, s.hidden, s.heads * d.value_dim, s.o_bias)
+
+
 def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[Spec]:
     """A router and its experts. Gate and up of expert after expert, then all down: transformers 5
     has two tensors with this content, which views of a flat buffer in this order can be.
     """
     yield Spec(f"{names.router}.weight", Role.EXPERTS_SUM, (sizes.count, s.hidden))
+    if names.bias is not None:
+        yield Spec(names.bias, Role.ROUTER_BIAS, (sizes.count,))
     if names.next_to_mlp:
         at = names.router.rpartition(".")[0]
         yield Spec(f"{at}.scale", Role.EXPERTS_SUM, (s.hidden,))
@@ -209,12 +245,13 @@ def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[
         yield Spec(
             f"{names.path}.{j}.{down}.weight", Role.EXPERT_ROW, (s.hidden, sizes.width), expert=j
         )
-    if names.shared is not None:
+    if sizes.shared:
         into, inner = (sizes.shared, s.hidden), (s.hidden, sizes.shared)
         yield Spec(f"{names.shared}.{gate}.weight", Role.SHARED_COLUMN, into)
         yield Spec(f"{names.shared}.{up}.weight", Role.SHARED_COLUMN, into)
         yield Spec(f"{names.shared}.{down}.weight", Role.SHARED_ROW, inner)
-        yield Spec(f"{names.shared}_gate.weight", Role.EXPERTS_SUM, (1, s.hidden))
+        if names.shared_gate:
+            yield Spec(f"{names.shared}_gate.weight", Role.EXPERTS_SUM, (1, s.hidden))
 
 
 def _delta_net(s: ModelShape, d: DeltaSizes) -> Iterator[Spec]:

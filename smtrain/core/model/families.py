@@ -20,6 +20,8 @@ _SHARED = ExpertNames(
     counts=("num_experts",),
     width="moe_intermediate_size",
     shared="mlp.shared_expert",
+    shared_width="shared_expert_intermediate_size",
+    shared_gate=True,
     some_layers=True,
 )
 _SHARED_SIZES = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
@@ -43,6 +45,34 @@ _NETS = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
+
+_DEEPSEEK_EXPERTS = ExpertNames(
+    width="moe_intermediate_size",
+    counts=("n_routed_experts", "num_local_experts"),
+    scores="sigmoid",
+    bias="mlp.gate.e_score_correction_bias",
+    shared="mlp.shared_experts",
+    first_dense=3,
+    aux_default=0.0,
+)
+_ONE_GROUP = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "num_nextn_predict_layers": 1}
+_DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    latent=True,
+    mtp="num_nextn_predict_layers",
+    max_positions=4096,
+    experts=_DEEPSEEK_EXPERTS,
+    allowed_values={
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+        "index_topk": None,
+    },
+    defaults={"moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8}
+    | {"n_group": 8, "topk_group": 4, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
+    | {"norm_topk_prob": True, "q_lora_rank": 1536, "kv_lora_rank": 512, "v_head_dim": 128}
+    | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_nextn_predict_layers": 1},
+)
 
 FAMILIES: dict[str, Family] = {
     f.model_type: f
@@ -241,6 +271,7 @@ FAMILIES: dict[str, Family] = {
             rope_notes=("mrope_section", "mrope_interleaved"),
             allowed_values={"attn_output_gate": True},
             ignored=("mtp.", "visual.", "model.visual."),
+            mtp="mtp_num_hidden_layers",
             since=5,
             defaults={"num_key_value_heads": 4, **_NETS},
             **_DELTA,
@@ -250,6 +281,7 @@ FAMILIES: dict[str, Family] = {
             rope_notes=("mrope_section", "mrope_interleaved"),
             allowed_values={"attn_output_gate": True},
             ignored=("mtp.", "visual.", "model.visual."),
+            mtp="mtp_num_hidden_layers",
             since=5,
             experts=replace(_SHARED, some_layers=False, joined=True, normalised=True),
             defaults={
@@ -266,6 +298,7 @@ FAMILIES: dict[str, Family] = {
             "qwen3_next",
             fused_net=True,
             ignored=("mtp.",),
+            mtp="num_nextn_predict_layers",
             experts=_SHARED,
             defaults={
                 "num_key_value_heads": 2,
@@ -377,6 +410,37 @@ FAMILIES: dict[str, Family] = {
                 "attention_bias": True,
             }
             | {"num_local_experts": 128, "num_experts_per_tok": 4},
+        ),
+        _DEEPSEEK_V3,
+        replace(_DEEPSEEK_V3, model_type="kimi_k2", built_as="deepseek_v3"),
+        Family(
+            "glm4_moe_lite",
+            since=5,
+            latent=True,
+            mtp="num_nextn_predict_layers",
+            max_positions=202752,
+            eps=("rms_norm_eps", 1e-5),
+            experts=replace(_DEEPSEEK_EXPERTS, first_dense=1, kinds="mlp_layer_types"),
+            allowed_values={"topk_method": "noaux_tc"},
+            defaults={"moe_intermediate_size": 1536, "n_routed_experts": 64}
+            | {"num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "norm_topk_prob": True}
+            | {"q_lora_rank": 768, "kv_lora_rank": 512, "v_head_dim": 256}
+            | {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, **_ONE_GROUP},
+        ),
+        Family(
+            "glm4_moe",
+            mtp="num_nextn_predict_layers",
+            o_bias="never",
+            qk_norm="head",
+            qk_norm_key="use_qk_norm",
+            partial_rotary=True,
+            rotary_share=0.5,
+            max_positions=131072,
+            eps=("rms_norm_eps", 1e-5),
+            experts=replace(_DEEPSEEK_EXPERTS, first_dense=1),
+            defaults={"moe_intermediate_size": 1408, "n_routed_experts": 128}
+            | {"num_experts_per_tok": 8, "routed_scaling_factor": 1.0, "norm_topk_prob": True}
+            | {"num_key_value_heads": 8, **_ONE_GROUP},
         ),
         Family(
             "gpt_neox",

@@ -52,15 +52,30 @@ class ExpertNames:
     width: str = "intermediate_size"
     """The key of an expert's intermediate size."""
     shared: str | None = None
-    """Path of an expert that all tokens share; `<path>_gate` gives the sigmoid that its output is
-    multiplied by, and config.json has its intermediate size under `<name>_intermediate_size`.
-    """
+    """Path of an expert that all tokens share."""
+    shared_width: str | None = None
+    """The key of its intermediate size; None: n_shared_experts times an expert's."""
+    shared_gate: bool = False
+    """Its output is multiplied by the sigmoid of the linear `<path>_gate`."""
     some_layers: bool = False
     """mlp_only_layers and decoder_sparse_step name layers with an MLP in place of experts."""
     joined: bool = False
     """Published files have transformers 5's tensors of all experts, gate_up_proj and down_proj."""
     normalised: bool | None = None
     """Whether a token's weights are divided by their sum; None: as norm_topk_prob says."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """The function of the router's logits. A sigmoid's scores are chosen by groups (n_group), and
+    routed_scaling_factor multiplies the weights.
+    """
+    bias: str | None = None
+    """A stored number for each expert, added to its score for the choice only (DeepSeek-V3)."""
+    first_dense: int | None = None
+    """transformers' first_k_dense_replace if config.json has none: the layers at the beginning that
+    have an MLP in place of experts. None: config.json has no such key.
+    """
+    kinds: str | None = None
+    """The key of a list that names each layer dense or sparse, in place of first_k_dense_replace.
+    """
     aux_default: float | None = 0.001
     """transformers' router_aux_loss_coef if config.json has none; None: it must, as transformers 4
     and 5 take other ones. 0: transformers has no such loss.
@@ -140,6 +155,8 @@ class Family:
     """Settings of rotary embeddings that mean nothing for texts; they are kept as they are."""
     qk_norm: Literal["head", "wide"] | None = None
     """A norm of queries and of keys: of each head, or over all heads together."""
+    qk_norm_key: str | None = None
+    """The switch of these norms; transformers' default is false."""
     wide_norms: bool = False
     """Norms multiply by their weight in fp32 and round the product; otherwise they round first."""
     gated: bool = False
@@ -152,6 +169,10 @@ class Family:
     """Gated delta nets have two linears, in_proj_qkvz and in_proj_ba, whose rows are in groups by
     key head (Qwen3-Next).
     """
+    latent: bool = False
+    """Multi-head latent attention: queries, keys and values of all heads are products of narrow
+    latents (DeepSeek-V2, arXiv 2405.04434).
+    """
     experts: ExpertNames | None = None
     """The names of a mixture of experts in place of the MLP; some layers may have the MLP."""
     sinks: bool = False
@@ -159,8 +180,14 @@ class Family:
     """
     ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors in files that are no part of the text model."""
+    mtp: str | None = None
+    """The key of the number of layers that predict further tokens, in files behind the last layer
+    or under a name in `ignored`; the text model is without them.
+    """
     since: int = 4
     """The major version of transformers that first had it."""
+    built_as: str | None = None
+    """transformers' model_type, if it differs from the family's name."""
     unit_norms: bool = True
     """Norms multiply by their weight; False: by 1 + weight, so that a weight of 0 changes nothing
     (Gemma).

@@ -29,6 +29,8 @@ def cache_of_shape(shape: ModelShape, width: int = 2) -> float:
 
     def layer(kind: ModelShape) -> float:
         net = kind.delta
+        if kind.latent is not None:  # transformers 5.24 keeps the latents
+            return float(width * CONTEXT * (kind.latent.kv_rank + kind.latent.rope_dim))
         if net is None:
             return cache_bytes(1, kind.kv_heads, kind.head_dim, width)
         return 4.0 * net.values * net.key_dim + float(

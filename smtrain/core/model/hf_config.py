@@ -14,11 +14,20 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
-from smtrain.core.model.family import Scale
-from smtrain.core.model.layer_kinds import FULL, LINEAR, SLIDING, layer_windows, rotated_layers
+from smtrain.core.model.family import ExpertNames, Scale
+from smtrain.core.model.layer_kinds import (
+    DENSE,
+    FULL,
+    LINEAR,
+    SLIDING,
+    SPARSE,
+    layer_windows,
+    rotated_layers,
+)
 from smtrain.core.model.remedies import quantization
 from smtrain.core.model.rope import KEYS, ORIGINAL, Rope, read_rope
 from smtrain.core.model.shape import ModelShape
+from smtrain.core.model.sizes import read_size
 from smtrain.core.model.text_part import TEXT, is_multimodal, text_part
 from smtrain.core.text import with_article
 
@@ -57,6 +66,12 @@ class Routing:
     """A token's weights are divided by their sum."""
     aux: float
     """router_aux_loss_coef: the factor of the auxiliary loss."""
+    groups: int = 1
+    """Groups of neighbouring experts (n_group)."""
+    chosen_groups: int = 1
+    """Groups among which a token chooses (topk_group)."""
+    scale: float = 1.0
+    """Multiplies a token's weights (routed_scaling_factor)."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,8 @@ class HFConfig:
         if self.shape.rules.score_scale is not None:
             return self.shape.rules.score_scale
         root: float = math.sqrt(self.scales.get("query", self.shape.head_dim))
-        return 1 / root
+        mscale = self.rope.score_mscale if self.rope is not None and self.shape.latent else 1.0
+        return mscale**2 / root
 
 
 def normalise(config: Mapping[str, Any]) -> HFConfig:
@@ -175,6 +191,7 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
 
 def _routing(config: Mapping[str, Any], shape: ModelShape) -> Routing:
     names, key = shape.rules.experts, "router_aux_loss_coef"
+    got = {**shape.rules.defaults, **config}
     assert names is not None
     aux = config.get(key, names.aux_default)
     if aux is None:
@@ -185,11 +202,35 @@ def _routing(config: Mapping[str, Any], shape: ModelShape) -> Routing:
     if isinstance(aux, bool) or not isinstance(aux, (int, float)) or not 0 <= aux < math.inf:
         raise CheckpointError(f"config.json has {key} = {aux!r}: it must be a number of at least 0")
     is_normalised = (
-        bool(config.get("norm_topk_prob", shape.rules.defaults.get("norm_topk_prob", False)))
-        if names.normalised is None
-        else names.normalised
+        bool(got.get("norm_topk_prob", False)) if names.normalised is None else names.normalised
     )
-    return Routing(is_normalised, float(aux))
+    if names.scores == "softmax":
+        return Routing(is_normalised, float(aux))
+    return Routing(is_normalised, float(aux), *_groups(got, shape), _routed_scale(got))
+
+
+def _groups(got: Mapping[str, Any], shape: ModelShape) -> tuple[int, int]:
+    """n_group and topk_group. Raises `CheckpointError` if they do not fit the experts."""
+    sizes = shape.experts
+    assert sizes is not None
+    groups, chosen = (read_size(got, shape.rules, key) for key in ("n_group", "topk_group"))
+    of_group = sizes.count // groups
+    if sizes.count % groups or of_group < 2 or chosen > groups or chosen * of_group < sizes.chosen:
+        raise CheckpointError(
+            f"config.json has n_group = {groups} and topk_group = {chosen}: n_group must divide the"
+            f" {sizes.count} experts into groups of at least 2, and topk_group of them must have"
+            f" the {sizes.chosen} experts of a token (num_experts_per_tok)"
+        )
+    return groups, chosen
+
+
+def _routed_scale(got: Mapping[str, Any]) -> float:
+    value = got["routed_scaling_factor"]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise CheckpointError(
+            f"config.json has routed_scaling_factor = {value!r}: it must be a number above 0"
+        )
+    return float(value)
 
 
 def _ropes(
@@ -199,7 +240,7 @@ def _ropes(
     rules, plain = shape.rules, {key: value for key, value in config.items() if key not in KEYS}
 
     def read(
-        settings: Mapping[str, Any], usual: float | None, head_dim: int = shape.head_dim
+        settings: Mapping[str, Any], usual: float | None, head_dim: int = shape.rotary_head_dim
     ) -> Rope:
         return read_rope({**plain, **settings}, rules, head_dim, positions, usual)
 
@@ -285,6 +326,15 @@ def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
             f"config.json is of a multimodal model ({config.get('model_type')}): its text part "
             f"({normal.shape.family}) is trained, and the export has the other parts as they are"
         )
+    mtp = normal.shape.rules.mtp
+    if mtp is not None and text_part(config).get(mtp):
+        export = (
+            "the export has them as they are" if is_multimodal(config) else "the export has none"
+        )
+        out.append(
+            f"the layers that predict further tokens ({mtp} = {normal.shape.mtp_layers}) are not"
+            f" trained, and {export}"
+        )
     if quantization(config) == "bitsandbytes":
         out.append(
             "the linears are stored in bitsandbytes' 4 bits: they are read as the numbers that they"
@@ -338,7 +388,7 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
         out |= {"layer_norm_eps": normal.eps, "use_parallel_residual": normal.parallel_residual}
         out |= {"attention_bias": shape.qkv_bias}
     else:
-        out |= {"head_dim": shape.head_dim, "rms_norm_eps": normal.eps}
+        out |= {"head_dim": shape.rotary_head_dim, "rms_norm_eps": normal.eps}
     if shape.family in ("mistral", "mixtral"):
         out["sliding_window"] = shape.sliding_window
         out.pop("layer_types", None)
@@ -348,7 +398,7 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
         out["layer_types"] = [FULL if kind.delta is None else LINEAR for kind in shape.by_layer]
     if shape.rules.rotates_some:
         out["no_rope_layers"] = [int(uses_rope) for uses_rope in normal.rotated]
-    out |= _full_sizes(out, shape) | _experts(normal)
+    out |= _full_sizes(out, shape) | _experts(normal) | _latent(shape)
     out |= {
         key: usual if usual is None else type(usual)()
         for key, (usual, _) in shape.rules.refused.items()
@@ -363,7 +413,7 @@ def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     if normal.rope is None:
         return copy.deepcopy(dict(config))
     out = _without_rope(config) | _rope_entries(normal)
-    out |= _full_sizes(out, normal.shape) | _experts(normal)
+    out |= _full_sizes(out, normal.shape) | _experts(normal) | _latent(normal.shape)
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
         out["head_dim"] = normal.shape.head_dim  # required by some types in transformers 4
     return out
@@ -392,21 +442,57 @@ def _full_sizes(out: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
     return {"global_head_dim": shape.full_head_dim, **heads}
 
 
+def _latent(shape: ModelShape) -> dict[str, Any]:
+    """The sizes of latent attention; layers that predict further tokens are not written."""
+    out = {str(shape.rules.mtp): 0} if shape.layers_behind else {}
+    if (d := shape.latent) is None:
+        return out
+    return out | {
+        "num_key_value_heads": shape.heads,
+        "head_dim": d.rope_dim,
+        "q_lora_rank": d.q_rank,
+        "kv_lora_rank": d.kv_rank,
+        "qk_nope_head_dim": d.nope_dim,
+        "qk_rope_head_dim": d.rope_dim,
+        "v_head_dim": d.value_dim,
+        "rope_interleave": d.is_interleaved,
+    }
+
+
 def _experts(normal: HFConfig) -> dict[str, Any]:
     """The counts of experts under the names of transformers 4 and 5, and their auxiliary loss."""
     names, sizes, routing = normal.shape.rules.experts, normal.shape.experts, normal.routing
     if names is None or sizes is None or routing is None:
         return {}
-    out = {
+    out: dict[str, Any] = {
         **dict.fromkeys(names.counts, sizes.count),
         names.chosen: sizes.chosen,
         names.width: sizes.width,
     }
     if names.normalised is None:
         out |= {"norm_topk_prob": routing.normalised}
-    if names.some_layers:
+    if names.shared is not None:
+        key, units = names.shared_width, sizes.shared
+        out |= {"n_shared_experts": units // sizes.width} if key is None else {key: units}
+    if names.scores == "sigmoid":
+        out |= {
+            "n_group": routing.groups,
+            "topk_group": routing.chosen_groups,
+            "routed_scaling_factor": routing.scale,
+        }
+    if names.first_dense is not None:
+        out |= _dense_layers(normal, names)
+    if names.some_layers or names.first_dense is not None:
         out |= {"intermediate_size": normal.shape.intermediate}
     return out if names.aux_default == 0 else {**out, "router_aux_loss_coef": routing.aux}
+
+
+def _dense_layers(normal: HFConfig, names: ExpertNames) -> dict[str, Any]:
+    """The layers that have an MLP in place of experts, of a family with `first_dense`."""
+    has_experts = [kind.experts is not None for kind in normal.shape.by_layer]
+    if names.kinds is not None:
+        return {names.kinds: [SPARSE if it else DENSE for it in has_experts]}
+    return {"first_k_dense_replace": has_experts.index(True)}
 
 
 def _rope_entries(normal: HFConfig) -> dict[str, Any]:
@@ -414,14 +500,13 @@ def _rope_entries(normal: HFConfig) -> dict[str, Any]:
     assert normal.rope is not None
     out = normal.rope.to_config(normal.shape.family)
     if normal.local_rope is None or normal.shape.rules.local_theta is None:
-        if normal.shape.rules.since == 4:
-            return out
-        share_entry = (
-            {"partial_rotary_factor": normal.rope.share}
-            if normal.shape.rules.rotary_share != 1
-            else {}
-        )
-        return {"rope_parameters": {**out["rope_parameters"], **share_entry, **normal.rope.notes}}
+        rules = normal.shape.rules
+        has_usual_share = rules.rotary_share != 1 and rules.form != "gpt_neox"
+        share_entry = {"partial_rotary_factor": normal.rope.share} if has_usual_share else {}
+        parameters = {**out["rope_parameters"], **share_entry, **normal.rope.notes}
+        if rules.since == 4:
+            return {**out, **share_entry, "rope_parameters": parameters}
+        return {"rope_parameters": parameters}
     local = normal.local_rope.to_config(normal.shape.family)
     parameters_by_kind = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
     key = normal.shape.rules.local_theta[0]

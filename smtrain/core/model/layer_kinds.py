@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.family import NO_FULL_LAYER, Family
+from smtrain.core.model.family import NO_FULL_LAYER, ExpertNames, Family
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+DENSE, SPARSE = "dense", "sparse"
 
 
 def layer_windows(
@@ -116,11 +117,14 @@ def has_experts(config: Mapping[str, Any], family: Family) -> bool:
 
 def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
     """Whether each layer has experts, not an MLP: mlp_only_layers and decoder_sparse_step of Qwen's
-    families.
+    families, first_k_dense_replace of DeepSeek-V3.
 
-    Raises `CheckpointError` for a list of other than numbers of layers.
+    Raises `CheckpointError` for a list that does not name layers.
     """
-    if family.experts is None or not family.experts.some_layers:
+    names = family.experts
+    if names is not None and names.first_dense is not None:
+        return _sparse_behind(config, names, names.first_dense, layers)
+    if names is None or not names.some_layers:
         return (has_experts(config, family),) * layers
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int or i < 0 for i in dense):
@@ -130,6 +134,25 @@ def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tup
         )
     interval = _count(config, "decoder_sparse_step", 1)
     return tuple(i not in dense and (i + 1) % interval == 0 for i in range(layers))
+
+
+def _sparse_behind(
+    config: Mapping[str, Any], names: ExpertNames, usual: int, layers: int
+) -> tuple[bool, ...]:
+    kinds = config.get(names.kinds) if names.kinds is not None else None
+    if kinds is None:
+        first = _count(config, "first_k_dense_replace", usual, minimum=0)
+        return tuple(i >= first for i in range(layers))
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in (DENSE, SPARSE) for kind in kinds)
+    ):
+        raise CheckpointError(
+            f"config.json has {names.kinds} = {kinds!r}: it must name {DENSE} or {SPARSE} for each"
+            f" of the {layers} layers"
+        )
+    return tuple(kind == SPARSE for kind in kinds)
 
 
 def _count(config: Mapping[str, Any], key: str, usual: int, minimum: int = 1) -> int:

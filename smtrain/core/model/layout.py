@@ -248,9 +248,13 @@ class Layout:
 
         With `ep` above 1 there are two: that of everything but experts, the same for all
         expert-parallel ranks, and with `ep_rank` that of this rank's experts. It leaves out the
-        parameters `excluded_names`.
+        parameters `excluded_names`, and the biases of routers.
         """
-        specs = (self.spec(name) for name in self.names(pp_rank) if name not in excluded_names)
+        specs = (
+            spec
+            for name in self.names(pp_rank)
+            if name not in excluded_names and (spec := self.spec(name)).role is not Role.ROUTER_BIAS
+        )
         if self.ep > 1:
             specs = (
                 s
@@ -272,9 +276,9 @@ class Layout:
 
     @cache  # noqa: B019 - a layout is small, and lives as long as its engine
     def _shard(self, role: Role, t: int, s: ModelShape) -> Shard:
-        if role in (Role.WHOLE, Role.CONSTANT):
+        if role in (Role.WHOLE, Role.CONSTANT, Role.ROUTER_BIAS):
             return Shard(copies=self.tp)
-        if role in (Role.HEAD_NORM, Role.FACTOR, Role.EXPERTS_SUM):
+        if role in (Role.HEAD_NORM, Role.FACTOR, Role.EXPERTS_SUM, Role.LATENT):
             return Shard(copies=self.tp, partial=self.tp > 1)
         if role is Role.VOCAB:
             size = -(-s.vocab // self.tp)
@@ -315,7 +319,11 @@ class Layout:
             return _units(
                 0, [h for h, _ in self.kv_slots(t, s.kv_heads)], s.head_dim, self.copies(s.kv_heads)
             )
-        return _units(1 if role is Role.O else 0, self.query_heads(t, s.kv_heads), s.head_dim)
+        if role is Role.LATENT_KV and s.latent is not None:
+            return _units(0, self.query_heads(t), s.latent.nope_dim + s.latent.value_dim)
+        if role is Role.O:
+            return _units(1, self.query_heads(t, s.kv_heads), s.value_dim)
+        return _units(0, self.query_heads(t, s.kv_heads), s.head_dim)
 
     def _delta_shard(self, role: Role, t: int, d: DeltaSizes) -> Shard:
         """A part of a gated delta net: key heads t, t + 1... with their value heads."""

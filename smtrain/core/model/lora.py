@@ -102,7 +102,7 @@ def expert_targets(shape: ModelShape) -> tuple[str, ...]:
         return ()
     return (
         STACKED_EXPERTS
-        if names.stacked or names.shared or shape.sparse
+        if names.stacked or shape.sparse or shape.experts.shared
         else (*STACKED_EXPERTS, *(_PER_EXPERT + part for part in names.parts))
     )
 

@@ -103,6 +103,16 @@ class Rope:
             return scale(s["mscale"]) / scale(s["mscale_all_dim"])
         return scale(1.0)
 
+    @property
+    def score_mscale(self) -> float:
+        """YaRN's factor of queries and of keys of latent attention, by mscale_all_dim (DeepSeek-V2,
+        `yarn_get_mscale`).
+        """
+        weight, factor = self.settings.get("mscale_all_dim"), self.settings.get("factor", 1.0)
+        if self.kind != "yarn" or not weight or factor <= 1:
+            return 1.0
+        return float(0.1 * weight * math.log(factor) + 1.0)
+
     def to_config(self, model_type: str) -> dict[str, Any]:
         """The keys of config.json in the form of transformers 4 and of 5, which both accept."""
         base, part = _OLD_NAMES.get(model_type, _NAMES)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -22,10 +22,12 @@ from smtrain.core.model.layer_kinds import layer_windows, linear_layers, sparse_
 from smtrain.core.model.sizes import (
     DeltaSizes,
     ExpertSizes,
+    LatentSizes,
     delta_sizes,
     expert_sizes,
     full_layer_sizes,
     head_sizes,
+    mtp_layers,
     read_size,
     untrained_part,
 )
@@ -74,6 +76,12 @@ class ModelShape:
     """Sizes of the layers with experts, if there are any."""
     sparse: tuple[bool, ...] = ()
     """Whether each layer has experts, if only some have them."""
+    latent: LatentSizes | None = None
+    """Sizes of latent attention; `head_dim` is then that of queries and keys."""
+    has_qk_norm: bool = True
+    """False: config.json leaves out the family's norms of queries and keys."""
+    mtp_layers: int = field(default=0, compare=False)
+    """Layers of the files that predict further tokens, and are left out."""
     activation: str = "silu"
     """The MLP's activation by transformers' name, which decides what its backward pass keeps."""
 
@@ -150,6 +158,8 @@ class ModelShape:
             linear=linear if any(linear) and not all(linear) else (),
             experts=expert_sizes(config, got, family) if any(sparse) else None,
             sparse=sparse if any(sparse) and not all(sparse) else (),
+            has_qk_norm=family.qk_norm_key is None or bool(got.get(family.qk_norm_key)),
+            mtp_layers=mtp_layers(got, family.mtp) if family.mtp is not None else 0,
             activation=str(got.get(family.activation[0]) or family.activation[1]),
         )
 
@@ -170,9 +180,29 @@ class ModelShape:
         return self.experts is None or (names is not None and names.next_to_mlp)
 
     @property
+    def layers_behind(self) -> int:
+        """Layers of the files behind the last one; `mtp_layers` may have a separate name."""
+        return 0 if "mtp." in self.rules.ignored else self.mtp_layers
+
+    @property
     def qk_norm(self) -> Literal["head", "wide"] | None:
         """The norm of queries and keys, if there is one."""
-        return self.rules.qk_norm
+        return self.rules.qk_norm if self.has_qk_norm else None
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a head's value."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    @property
+    def mean_head_dim(self) -> float:
+        """The mean of a head's numbers of keys and of values."""
+        return (self.head_dim + self.value_dim) / 2
+
+    @property
+    def rotary_head_dim(self) -> int:
+        """Numbers of a head among which some or all turn."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def plain(self) -> bool:
@@ -229,7 +259,7 @@ class ModelShape:
     @property
     def widest_head(self) -> int:
         """The largest head size of a layer."""
-        return max(self.head_dim, self.full_head_dim or 0)
+        return max(self.head_dim, self.value_dim, self.full_head_dim or 0)
 
     @cached_property
     def layer(self) -> tuple[Spec, ...]:
@@ -250,9 +280,7 @@ class ModelShape:
             last.append(Spec(self.head_name, Role.VOCAB, table))
         return first, last
 
-    def numbers(
-        self, is_counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT
-    ) -> int:
+    def numbers(self, is_counted: Callable[[Spec], bool] = lambda spec: spec.is_parameter) -> int:
         """Size of the parameters for which `is_counted` is true; one layer of each kind is
         multiplied.
         """
@@ -311,6 +339,15 @@ class ModelShape:
             for part in (gate, up)
         }
 
+    def left_out_part(self, name: str) -> str | None:
+        """The beginning of the name of a tensor in files that the text model leaves out; None for a
+        parameter, and for an unknown tensor.
+        """
+        ignored, m = self.rules.ignored, LAYER.search(name)
+        if m and self.layers <= int(m[1]) < self.layers + self.layers_behind:
+            return name[: m.end()]
+        return next((start for start in ignored if name.startswith(start)), None)
+
     def file_aliases(self, name: str) -> list[str]:
         """Other names of `name` in files, as some tools write the module's name."""
         family = self.rules
@@ -338,11 +375,11 @@ class ModelShape:
 
         6 N + 12 L H Q T of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): N the
         weights that multiply (everything but the embedding lookup, norms and biases; a tied head
-        does multiply), L layers, H heads, Q head size, T the sequence length or the sliding window,
-        if shorter. As in PaLM, the causal mask saves nothing here. A gated delta net has in place
-        of 12 H Q T three products of a head's keys and values (the state's value for the key,
-        the state's update, its value for the query): 18 D_k D_v for each value head. Of experts
-        only those count that a token chooses.
+        does multiply), L layers, H heads, Q head size (the mean of a key's and a value's), T the
+        sequence length or the sliding window, if shorter. As in PaLM, the causal mask saves nothing
+        here. A gated delta net has in place of 12 H Q T three products of a head's keys and values
+        (the state's value for the key, the state's update, its value for the query): 18 D_k D_v for
+        each value head. Of experts only those count that a token chooses.
         """
         matmul_parameters: float = (
             self.numbers(lambda spec: spec.is_matrix) - (self.positions or 0) * self.hidden
@@ -357,7 +394,7 @@ class ModelShape:
         if not self.tied:
             matmul_parameters -= self.vocab * self.hidden
         spans = sum(
-            layer.head_dim
+            layer.mean_head_dim
             * (seq_len if sees_all else min(seq_len, layer.sliding_window or seq_len))
             for layer, sees_all in zip(
                 self.by_layer, self.full or (False,) * self.layers, strict=True
@@ -376,7 +413,7 @@ class ModelShape:
                 f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads"
             )
         for kv_heads in dict.fromkeys(kind.kv_heads for kind in self.kinds):
-            if kv_heads % tp and tp % kv_heads:
+            if self.latent is None and kv_heads % tp and tp % kv_heads:
                 faults.append(
                     f"parallel.tp = {tp} does not divide the model's {kv_heads} key/value heads and"
                     " is not a multiple of them"

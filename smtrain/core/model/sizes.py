@@ -45,6 +45,29 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True)
+class LatentSizes:
+    """Sizes of multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1)."""
+
+    q_rank: int | None
+    """Width of the queries' latent; None: one linear gives them (q_lora_rank)."""
+    kv_rank: int
+    """Width of the latent of keys and values (kv_lora_rank)."""
+    nope_dim: int
+    """Numbers of a head's query and key that do not turn (qk_nope_head_dim)."""
+    rope_dim: int
+    """Numbers that turn (qk_rope_head_dim); all heads have the same key there."""
+    value_dim: int
+    """Numbers of a head's value (v_head_dim)."""
+    is_interleaved: bool
+    """Pairs that turn are neighbours in the files (rope_interleave)."""
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head's query and key."""
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True)
 class ExpertSizes:
     """Sizes of a mixture of experts."""
 
@@ -126,6 +149,10 @@ def head_sizes(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
     Raises `CheckpointError` if they do not divide.
     """
     size = partial(read_size, got, family)
+    if family.latent:
+        # num_key_value_heads means nothing here: each head has a key and a value.
+        heads, latent = size("num_attention_heads"), latent_sizes(got, family)
+        return {"heads": heads, "kv_heads": heads, "head_dim": latent.head_dim, "latent": latent}
     hidden_size, heads, plain = size("hidden_size"), size("num_attention_heads"), family.norm_bias
     kv_heads = (
         size("num_key_value_heads")
@@ -159,6 +186,25 @@ def head_sizes(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
     }
 
 
+def latent_sizes(got: Mapping[str, Any], family: Family) -> LatentSizes:
+    """The sizes of latent attention. Raises `CheckpointError` if they cannot be."""
+    size = partial(read_size, got, family)
+    latent = LatentSizes(
+        None if got.get("q_lora_rank") is None else size("q_lora_rank"),
+        size("kv_lora_rank"),
+        size("qk_nope_head_dim"),
+        size("qk_rope_head_dim"),
+        size("v_head_dim"),
+        bool(got.get("rope_interleave", True)),
+    )
+    if latent.rope_dim % 2:
+        raise CheckpointError(
+            f"config.json has qk_rope_head_dim = {latent.rope_dim}: it must be even, as pairs of"
+            " numbers turn"
+        )
+    return latent
+
+
 def delta_sizes(got: Mapping[str, Any], family: Family) -> DeltaSizes:
     """The sizes of gated delta nets. Raises `CheckpointError` if they do not divide."""
     size = partial(read_size, got, family)
@@ -189,19 +235,16 @@ def expert_sizes(
     """
     if family.experts is None:
         return None
-    counts = {
-        key: config[key]
-        for key in ("num_experts", "num_local_experts")
-        if config.get(key) is not None
-    }
+    keys = family.experts.counts
+    counts = {key: config[key] for key in keys if config.get(key) is not None}
     if len(set(counts.values())) > 1:
         counts_text = " and ".join(f"{key} = {value!r}" for key, value in counts.items())
         raise CheckpointError(
             f"config.json has {counts_text}, so transformers 4 and 5 would build different models"
             " of it: keep what the model was trained with"
         )
-    usual = next((got[key] for key in family.experts.counts if key in family.defaults), None)
-    key, count = next(iter(counts.items()), ("num_experts", usual))
+    usual = next((got[key] for key in keys if key in family.defaults), None)
+    key, count = next(iter(counts.items()), (keys[0], usual))
     width, experts_per_token = (
         read_size(got, family, family.experts.width),
         read_size(got, family, family.experts.chosen),
@@ -216,11 +259,31 @@ def expert_sizes(
             f"config.json has {family.experts.chosen} = {experts_per_token}, more than the {count}"
             " experts of a layer: keep what the model was trained with"
         )
-    shared = family.experts.shared
-    shared_key = f"{(shared or '').rpartition('.')[2]}_intermediate_size"
-    return ExpertSizes(
-        count, experts_per_token, width, read_size(got, family, shared_key) if shared else 0
-    )
+    return ExpertSizes(count, experts_per_token, width, _shared_width(got, family, width))
+
+
+def _shared_width(got: Mapping[str, Any], family: Family, width: int) -> int:
+    """The intermediate units of the expert that all tokens share, next to experts of `width`."""
+    names = family.experts
+    if names is None or names.shared is None:
+        return 0
+    if names.shared_width is not None:
+        return read_size(got, family, names.shared_width)
+    if got.get("n_shared_experts") == 0:
+        return 0
+    return width * read_size(got, family, "n_shared_experts")
+
+
+def mtp_layers(got: Mapping[str, Any], key: str) -> int:
+    """The layers that predict further tokens. Raises `CheckpointError` if `key` has no such
+    number.
+    """
+    value = got.get(key) or 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CheckpointError(
+            f"config.json has {key} = {value!r}: it must be a whole number of at least 0"
+        )
+    return value
 
 
 def untrained_part(config: Mapping[str, Any], family: Family) -> str | None:

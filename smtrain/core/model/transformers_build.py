@@ -34,7 +34,8 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
             f" transformers {family.since}"
         )
     try:
-        hf_config = AutoConfig.for_model(**explicit_config)
+        model_type = family.built_as or family.model_type
+        hf_config = AutoConfig.for_model(**{**explicit_config, "model_type": model_type})
     except Exception as error:  # its validation errors have no common class
         reason = " ".join(str(error).split())
         raise CheckpointError(f"transformers does not take this config.json: {reason}") from None
@@ -273,8 +274,20 @@ def _expert_differences(mlp: Any, hf_config: Any, config: HFConfig) -> Iterator[
     is_normalised = getattr(router, "norm_topk_prob", getattr(mlp, "norm_topk_prob", True))
     if bool(is_normalised) != routing.normalised:
         yield f"a token's weights are {'' if is_normalised else 'not '}divided by their sum"
-    if not _close(getattr(hf_config, "router_aux_loss_coef", routing.aux), routing.aux):
-        yield f"router_aux_loss_coef is {hf_config.router_aux_loss_coef}, not {routing.aux}"
+    aux = getattr(hf_config, "router_aux_loss_coef", 0.0)  # Gemma 4 and DeepSeek-V3 have none
+    if not _close(aux, routing.aux):
+        yield f"router_aux_loss_coef is {aux}, not {routing.aux}"
+    # num_group in transformers 5, n_group in transformers 4
+    groups = getattr(router, "num_group", getattr(router, "n_group", 1))
+    chosen_groups = getattr(router, "topk_group", 1)
+    if (groups, chosen_groups) != (routing.groups, routing.chosen_groups):
+        yield (
+            f"a token chooses among {chosen_groups} of {groups} groups, not among"
+            f" {routing.chosen_groups} of {routing.groups}"
+        )
+    scale = getattr(router, "routed_scaling_factor", 1.0)
+    if not _close(scale, routing.scale):
+        yield f"a token's weights are multiplied by {scale:g}, not by {routing.scale:g}"
     experts = mlp.experts
     expert = experts[0] if hasattr(experts, "__getitem__") else experts
     if hasattr(expert, "act_fn"):

@@ -28,7 +28,6 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "an encoder and a decoder",
         ("is_encoder_decoder", "encoder_layers", "num_decoder_layers", "encoder_config"),
     ),
-    ("attention over compressed keys and values, MLA", ("kv_lora_rank",)),
     (
         "layers of a state-space model",
         (
@@ -277,6 +276,10 @@ def _keys(family: Family) -> set[str]:
     keys |= {key for key, _ in family.scales.values()}
     keys |= {"mlp_bias"} if family.mlp_bias == "key" else set()
     keys |= {"no_rope_layers", "no_rope_layer_interval"} if family.rotates_some else set()
+    keys |= {family.qk_norm_key} if family.qk_norm_key else set()
+    keys |= {"rope_interleave"} if family.latent else set()
+    if (names := family.experts) is not None and names.first_dense is not None:
+        keys |= {"first_k_dense_replace", names.kinds or "first_k_dense_replace"}
     keys |= (
         {"partial_rotary_factor", "original_max_position_embeddings"}
         if family.partial_rotary

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from smtrain.core.model.blocks import keeps_fp32
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.storage import Bounds, Place
@@ -113,6 +114,11 @@ class WeightSource(ABC):
         )
 
 
+def precisions_of(source: WeightSource) -> set[DType]:
+    """The types of a source's weights, without those that are fp32 in every precision."""
+    return {source.dtype(name) for name in source.names() if not keeps_fp32(name)}
+
+
 # `window` and `read` are not passed on: the base class makes them of `bits` and `dtype`, which
 # subclasses change.
 class WrappedSource(WeightSource):
@@ -166,18 +172,18 @@ class WrappedSource(WeightSource):
 
 
 class Cast(WrappedSource):
-    """Another source's weights, converted to one type as they are read."""
+    """Another source's weights, converted to one type as they are read; biases of routers to fp32."""
 
     def __init__(self, source: WeightSource, dtype: DType) -> None:
         super().__init__(source)
         self._dtype = dtype
 
     def dtype(self, name: str) -> DType:
-        return self._dtype
+        return dtypes.FP32 if keeps_fp32(name) else self._dtype
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         return dtypes.cast(
-            self._source.bits(name, bounds, tally), self._source.dtype(name), self._dtype
+            self._source.bits(name, bounds, tally), self._source.dtype(name), self.dtype(name)
         )
 
     def stamp(self) -> Any:

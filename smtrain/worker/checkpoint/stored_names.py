@@ -281,9 +281,7 @@ def left_out(names: Iterable[str], shape: ModelShape) -> str:
     """The sentence for tensors that are no part of the text model, which alone is trained and
     written.
     """
-    counts = Counter(
-        next(start for start in shape.rules.ignored if name.startswith(start)) for name in names
-    )
+    counts = Counter(str(shape.left_out_part(name)) for name in names)
     prefixes = ", ".join(f"{start}* ({count})" for start, count in sorted(counts.items()))
     return f"ignoring tensors that are no part of {with_article(shape.family)} model: {prefixes}"
 

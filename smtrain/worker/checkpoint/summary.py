@@ -24,7 +24,7 @@ from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource
 from smtrain.worker.checkpoint.nxd.reader import NxDSource
 from smtrain.worker.checkpoint.open import open_weights
-from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.sources import WeightSource, precisions_of
 from smtrain.worker.checkpoint.tensor_files import BLOCK
 from smtrain.worker.checkpoint.verifying import verify as verify_native
 
@@ -72,7 +72,7 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> Checkpoin
     source = open_weights(path, config)
     location = source.location
     shape = ModelShape.from_config(source.config)
-    dtypes = sorted({str(source.dtype(name)) for name in source.names()})
+    dtypes = sorted(map(str, precisions_of(source)))
     facts: dict[str, Any] = {"kind": "hf", "topology": {}, "hashes": True, "step": None}
     if isinstance(source, NativeSource):
         facts |= {

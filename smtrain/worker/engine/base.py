@@ -74,6 +74,8 @@ class ParallelOptions:
     """native: the auxiliary loss is the sum of one for each layer, as in Megatron, not one over all
     layers.
     """
+    router_bias_update_rate: float = 0.0
+    """native: the step of the biases by which DeepSeek-V3's routers choose; 0: they stay."""
     cp: int = 1
     """native: ranks that share every sequence; cp, times tp with `sequence_parallel`, must divide
     its length.

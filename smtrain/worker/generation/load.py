@@ -29,6 +29,7 @@ from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.checkpoint.nf4 import quantize_linears
+from smtrain.worker.checkpoint.sources import precisions_of
 
 NO_MODEL = (OSError, ValueError, KeyError)
 """Errors of transformers for a folder without a model."""
@@ -214,7 +215,7 @@ def _by_our_names(source: HFSource, config: Any) -> Any:
     """Load weights that transformers would not find because their names have a prefix."""
     family = FAMILIES[config.model_type]
     modules = {file: module for module, file in family.module_names.items()}
-    dtypes = {source.dtype(name) for name in source.names()}
+    dtypes = precisions_of(source)
     dtype = source.read(next(iter(source.names()))).dtype if len(dtypes) == 1 else torch.float32
     # As from_pretrained builds it: a cast afterwards would round the rotary frequencies, which stay
     # in fp32.

@@ -38,7 +38,7 @@ from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.open import open_weights
-from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.sources import WeightSource, precisions_of
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.comm import ProcessMesh
@@ -248,7 +248,7 @@ def build_rank_stage(source: WeightSource, tp: int, pp: int, device: torch.devic
 
     Raises `CheckpointError` on every rank if they do not fit.
     """
-    dtypes = {source.dtype(name) for name in source.names()}
+    dtypes = precisions_of(source)
     precision: Precision = next(
         (name for name, dtype in BY_PRECISION.items() if dtypes == {dtype}), "fp32"
     )

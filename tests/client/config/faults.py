@@ -2089,7 +2089,23 @@ MODEL = (
             {"parallel.expert_capacity": 1.5},
             {"train.aux_loss": 0.1},
             {"train.aux_by_layer": True},
+            {"train.router_bias_update_rate": 0.001},
         )
+    ),
+    case(
+        "local",
+        both(write("model/config.json", MIXTRAL), {"train.router_bias_update_rate": 0.001}),
+        "train.router_bias_update_rate: routers of a mixtral model have no such biases",
+        ("leave it out", {"train.router_bias_update_rate": OUT}),
+    ),
+    case(
+        "local",
+        both(
+            write("model/config.json", MIXTRAL),
+            {"train.adapter": {}, "train.router_bias_update_rate": 0.001},
+        ),
+        "train.router_bias_update_rate: adapters leave the model's routers as they are",
+        ("leave it out", {"train.router_bias_update_rate": OUT}),
     ),
     case(
         "local",

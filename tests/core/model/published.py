@@ -18,6 +18,18 @@ from typing import Any
 FOLDER = Path(__file__).with_suffix("")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
+DEEPSEEK = {
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        **YARN,
+        "factor": 40.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+}
+BUILT_AS = {"kimi_k2": "deepseek_v3"}
+"""Types that transformers has under another name."""
 
 
 def sizes(
@@ -351,6 +363,61 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         ),
     ),
+    "DeepSeek-V3": ("deepseek_v3", sizes(7168, 18432, 61, 128, 128, 129280, 163840, **DEEPSEEK)),
+    "Kimi-K2": (
+        "kimi_k2",
+        sizes(
+            7168,
+            18432,
+            61,
+            64,
+            64,
+            163840,
+            131072,
+            **{**DEEPSEEK, "rope_theta": 50000.0},
+            n_routed_experts=384,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            routed_scaling_factor=2.827,
+        ),
+    ),
+    "GLM-4.5-Air": (
+        "glm4_moe",
+        sizes(
+            4096,
+            10944,
+            46,
+            96,
+            8,
+            151552,
+            131072,
+            head_dim=128,
+            rope_theta=1e6,
+            attention_bias=True,
+        ),
+    ),
+    "GLM-4.6": (
+        "glm4_moe",
+        sizes(
+            5120,
+            12288,
+            92,
+            96,
+            8,
+            151552,
+            202752,
+            head_dim=128,
+            rope_theta=1e6,
+            attention_bias=True,
+            use_qk_norm=True,
+            n_routed_experts=160,
+            moe_intermediate_size=1536,
+            first_k_dense_replace=3,
+            routed_scaling_factor=2.5,
+        ),
+    ),
+    "GLM-4.7-Flash": ("glm4_moe_lite", sizes(2048, 10240, 47, 20, 20, 154880, 202752)),
     "pythia-6.9b": (
         "gpt_neox",
         {
@@ -378,9 +445,10 @@ def main() -> None:
 
     rows = []
     for name, (family, keys) in MODELS.items():
-        if family in transformers.CONFIG_MAPPING:
-            config = transformers.AutoConfig.for_model(family, **keys)
-            rows.append(f"{json.dumps(name)}: {json.dumps(json.loads(config.to_json_string()))}")
+        if BUILT_AS.get(family, family) in transformers.CONFIG_MAPPING:
+            config = transformers.AutoConfig.for_model(BUILT_AS.get(family, family), **keys)
+            written = {**json.loads(config.to_json_string()), "model_type": family}
+            rows.append(f"{json.dumps(name)}: {json.dumps(written)}")
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{transformers.__version__}.json"
     path.write_text("{\n" + ",\n".join(rows) + "\n}\n")

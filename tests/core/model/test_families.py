@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -29,6 +30,14 @@ MOE = {
     "num_experts": 4,
     "top_k_experts": 2,
     "moe_intermediate_size": 24,
+}
+LATENT_ONLY = {
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 2,
 }
 TWO_EXPERTS = {"num_experts_per_tok": 2, "attention_bias": True}
 SHARED = {
@@ -115,6 +124,14 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
         "gpt_oss",
         {**TWO_EXPERTS, "num_local_experts": 2, "num_key_value_heads": 4, "attention_bias": False},
     ),
+    ("deepseek_v3", {"n_routed_experts": 16}),
+    ("deepseek_v3", {**LATENT_ONLY, "q_lora_rank": None, "attention_bias": True}),
+    ("glm4_moe_lite", {"n_routed_experts": 4, "mlp_layer_types": ["sparse", "dense"]}),
+    ("glm4_moe", {"num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2}),
+    (
+        "glm4_moe",
+        {**LATENT_ONLY, "num_key_value_heads": 1, "use_qk_norm": True, "attention_bias": True},
+    ),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
     ("gpt2", {}),
@@ -155,6 +172,9 @@ def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> Non
         "qwen3_5_moe_text": ["layer_types"],
         "qwen3_next": ["layer_types"],
         "qwen2_moe": ["num_key_value_heads"],
+        "deepseek_v3": ["q_lora_rank", "num_key_value_heads"],
+        "glm4_moe_lite": ["q_lora_rank", "mlp_layer_types"],
+        "glm4_moe": [],
     }
     keys |= PLAIN.get(family, {})
     nulls = own.get(family, ["num_key_value_heads"])
@@ -280,6 +300,66 @@ def test_counts_of_published_gated_delta_nets_with_experts(
     assert (shape.parameters(), shape.active_parameters()) == (total, active)
 
 
+@pytest.mark.parametrize(("family", "sizes", "more", "total", "active"), [
+    # hidden, layers, heads, intermediate, width of an expert, experts, of a token, vocabulary
+    ("deepseek_v3", (7168, 61, 128, 18432, 2048, 256, 8, 129280), {},
+     671_026_404_352, 37_552_282_624),
+    ("kimi_k2", (7168, 61, 64, 18432, 2048, 384, 8, 163840),
+     {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.827},
+     1_026_408_209_408, 32_861_477_888),
+    ("glm4_moe_lite", (2048, 47, 20, 10240, 1536, 64, 4, 154880), {"first_k_dense_replace": 1},
+     29_943_390_976, 3_896_763_136),
+    ("glm4_moe", (4096, 46, 96, 10944, 1408, 128, 8, 151552), {"head_dim": 128, "attention_bias": True},
+     106_852_245_504, 13_424_123_904),
+    ("glm4_moe", (5120, 92, 96, 12288, 1536, 160, 8, 151552),
+     {"head_dim": 128, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 3},
+     352_797_814_784, 33_632_251_904),
+])  # fmt: skip
+def test_counts_of_published_models_with_shared_experts(
+    family: str, sizes: tuple[int, ...], more: dict[str, Any], total: int, active: int
+) -> None:
+    """DeepSeek-V3 (671 B, 37 B of a token; arXiv 2412.19437), Kimi K2, GLM-4.7-Flash, GLM-4.5-Air
+    and GLM-4.6, without the layers that predict further tokens.
+    """
+    hidden, layers, heads, intermediate, width, experts, chosen, vocab = sizes
+    shape = ModelShape.from_config(
+        {
+            "model_type": family,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": intermediate,
+            "moe_intermediate_size": width,
+            "n_routed_experts": experts,
+            "num_experts_per_tok": chosen,
+            "vocab_size": vocab,
+            **more,
+        }
+    )
+    assert (shape.parameters(), shape.active_parameters()) == (total, active)
+
+
+def test_latent_attention_counts_both_sizes_of_a_head() -> None:
+    config = {**SIZES, "model_type": "deepseek_v3", "first_k_dense_replace": 2, "n_group": 1}
+    shape = ModelShape.from_config(config)
+    matrices = shape.numbers(lambda spec: spec.is_matrix) - 101 * 64
+    assert shape.flops_per_token(10) == 6 * matrices + 12 * 2 * 4 * 10 * (192 + 128) / 2
+    normal = normalise(
+        {**config, "rope_scaling": {"type": "yarn", "factor": 40, "mscale_all_dim": 1.0}}
+    )
+    mscale = 0.1 * math.log(40) + 1
+    assert normal.attention_scale == pytest.approx(mscale**2 / math.sqrt(192))
+
+
+def test_layers_that_predict_further_tokens_are_left_out_by_number() -> None:
+    shape = ModelShape.from_config({**SIZES, "model_type": "deepseek_v3"})
+    assert shape.left_out_part("model.layers.2.eh_proj.weight") == "model.layers.2."
+    assert shape.left_out_part("model.layers.1.mlp.down_proj.weight") is None
+    assert shape.left_out_part("model.layers.3.eh_proj.weight") is None
+    none = {**SIZES, "model_type": "deepseek_v3", "num_nextn_predict_layers": 0}
+    assert ModelShape.from_config(none).left_out_part("model.layers.2.eh_proj.weight") is None
+
+
 def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
     base = {
         **SIZES,
@@ -348,6 +428,7 @@ def test_a_config_that_cannot_be_is_refused_in_one_sentence(
 
 
 DENSE = PLAIN["gemma4_text"]
+ONE_DENSE = {"first_k_dense_replace": 1}
 
 
 @pytest.mark.parametrize(
@@ -443,6 +524,26 @@ DENSE = PLAIN["gemma4_text"]
             "qwen3_5_text",
             {"partial_rotary_factor": 1.5},
             "partial_rotary_factor = 1.5: it must be at most 1",
+        ),
+        (
+            "deepseek_v3",
+            {**ONE_DENSE, "n_group": 3},
+            "n_group must divide the 256 experts into groups of",
+        ),
+        (
+            "deepseek_v3",
+            {**ONE_DENSE, "topk_group": 9},
+            "n_group = 8 and topk_group = 9: n_group must divide",
+        ),
+        ("deepseek_v3", {**ONE_DENSE, "routed_scaling_factor": 0}, "it must be a number above 0"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim = 7: it must be even"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "only sigmoid will do"),
+        ("deepseek_v3", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers = -1"),
+        ("deepseek_v3", {"first_k_dense_replace": "x"}, "first_k_dense_replace = 'x'"),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["sparse"]},
+            "it must name dense or sparse for each of the 2 layers",
         ),
         ("granite", {"logits_scaling": None}, "logits_scaling = None: it must be a number above 0"),
     ],

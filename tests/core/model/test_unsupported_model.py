@@ -24,12 +24,20 @@ SIZES: dict[str, Any] = {
 }
 LLAMA = {"model_type": "llama", **SIZES}
 ODD: dict[str, tuple[dict[str, Any], str]] = {
-    "latent attention": (
-        {"model_type": "deepseek_v3", **SIZES, "kv_lora_rank": 512, "n_routed_experts": 256},
-        (
-            "(a mixture of experts; attention over compressed keys and values, MLA, by"
-            " kv_lora_rank), which smtrain"
-        ),
+    "sparse attention": (
+        {
+            "model_type": "deepseek_v32",
+            **SIZES,
+            "kv_lora_rank": 512,
+            "n_routed_experts": 256,
+            "index_topk": 2048,
+            "index_n_heads": 64,
+        },
+        "nearest is deepseek_v3, which has no index_n_heads = 64",
+    ),
+    "sparse attention of a known family": (
+        {"model_type": "deepseek_v3", **SIZES, "index_topk": 2048},
+        "index_topk = 2048, which smtrain does not train: only None will do",
     ),
     "mamba": (
         {"model_type": "mamba", **SIZES, "state_size": 16},

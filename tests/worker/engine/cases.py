@@ -23,6 +23,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model.blocks import Role
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import for_everyone
 from smtrain.core.model.layout import cuts_of
 from smtrain.core.model.shape import ModelShape
@@ -63,7 +64,9 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if family not in ("gpt_neox", "gpt2"):
+    if family in FAMILIES and FAMILIES[family].latent:
+        sizes |= {"num_key_value_heads": 4}
+    elif family not in ("gpt_neox", "gpt2"):
         sizes |= {"num_key_value_heads": 2, "head_dim": 16}
     keys = {"model_type": family, **sizes, **changes}
     if "rope_parameters" in changes and transformers.__version__ < "5":  # which does not read them
@@ -96,6 +99,16 @@ OSS = {
         "factor": 4.0,
         "original_max_position_embeddings": 16,
     },
+}
+LATENT = {
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
 }
 NET = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.03}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, **AUX}
@@ -308,6 +321,53 @@ _ALL: dict[str, dict[str, Any]] = {
     "gpt_oss": config(
         "gpt_oss", num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, **AUX, **OSS
     ),
+    "deepseek_v3": config(
+        "deepseek_v3",
+        q_lora_rank=24,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        attention_bias=True,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+        },
+        **LATENT,
+    ),
+    "deepseek_v3-sparse": config(
+        "deepseek_v3",
+        q_lora_rank=None,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+        n_shared_experts=2,
+        norm_topk_prob=False,
+        vocab_size=509,
+        tie_word_embeddings=True,
+        **{**LATENT, "v_head_dim": 28},
+    ),
+    "glm4_moe_lite": config(
+        "glm4_moe_lite",
+        q_lora_rank=24,
+        rope_interleave=False,
+        mlp_layer_types=["dense", "dense", "sparse"],
+        **LATENT,
+    ),
+    "glm4_moe": config(
+        "glm4_moe",
+        num_key_value_heads=1,
+        use_qk_norm=True,
+        vocab_size=509,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        num_hidden_layers=3,
+        attention_bias=True,
+    ),
     "gpt_neox": config("gpt_neox"),
     "gpt2": config("gpt2", n_inner=128, tie_word_embeddings=True, **NO_DROPOUT),
     "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
@@ -317,7 +377,7 @@ CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:
-    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2, ep2 and norms;
+    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2, ep2, u0.1 and norms;
     micro-batches are of 4 samples unless m says otherwise, and stages are even unless l names their
     layers.
     """
@@ -334,6 +394,7 @@ def mesh(text: str) -> ParallelOptions:
         options,
         ep=next((int(c[2:]) for c in more if c[:2] == "ep"), 1),
         aux_by_layer="by-layer" in more,
+        router_bias_update_rate=next((float(c[1:]) for c in more if c[0] == "u"), 0.0),
     )
     options = replace(
         options,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from smtrain.core.model import footprint
+from smtrain.core.model.blocks import keeps_fp32
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.training_state import KINDS
@@ -61,7 +62,9 @@ def read_gradients(folder: Path) -> dict[str, torch.Tensor]:
     reader = StateReader(folder / "step_00000001")
     whole = Layout(reader.manifest.layout.shape, 1, 1)
     return {
-        spec.name: reader.read("exp_avg", spec.name, whole, 0).clone() for spec in whole.shape.specs
+        spec.name: reader.read("exp_avg", spec.name, whole, 0).clone()
+        for spec in whole.shape.specs
+        if not keeps_fp32(spec.name)
     }
 
 

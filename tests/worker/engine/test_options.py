@@ -30,6 +30,7 @@ TRAIN: dict[str, Any] = {
     "deterministic": False,
     "aux_loss": 0.5,
     "aux_by_layer": True,
+    "router_bias_update_rate": 0.25,
     "param_norm": "layers",
 }
 

@@ -194,7 +194,12 @@ def test_master_weights_of_bf16_survive_every_mesh(four: World, tmp_path: Path) 
 
 
 @pytest.mark.full  # the gate has job/test_kill_loop.py
-@pytest.mark.parametrize(("name", "text"), [("llama", "112"), ("qwen3_next", "112 ep2")])
+@pytest.mark.parametrize(("name", "text"), [
+    ("llama", "112"),
+    ("qwen3_next", "112 ep2"),
+    ("deepseek_v3", "112 ep2 u0.05"),
+    ("glm4_moe", "211 sp"),
+])  # fmt: skip
 def test_a_killed_job_resumes_with_the_same_losses(name: str, text: str, tmp_path: Path) -> None:
     config, options = CONFIGS[name], mesh(text)
     losses = {}

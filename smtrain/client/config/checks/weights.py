@@ -496,6 +496,7 @@ def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
         "parallel.expert_capacity": config.parallel.expert_capacity is not None,
         "train.aux_loss": config.train.aux_loss is not None,
         "train.aux_by_layer": config.train.aux_by_layer,
+        "train.router_bias_update_rate": config.train.router_bias_update_rate > 0,
     }
     for key in (key for key, is_set in expert_options.items() if is_set and shape.experts is None):
         yield (
@@ -504,6 +505,21 @@ def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
                 key,
             },
             f"{key}: {with_article(shape.family)} model has no experts; leave it out",
+        )
+    names, adapter = shape.rules.experts, config.train.adapter
+    if (
+        config.train.router_bias_update_rate
+        and shape.experts is not None
+        and (names is None or names.bias is None or adapter)
+    ):
+        reason = (
+            "adapters leave the model's routers as they are"
+            if adapter
+            else f"routers of {with_article(shape.family)} model have no such biases"
+        )
+        yield (
+            {"model.path", "train.router_bias_update_rate", "train.adapter"},
+            f"train.router_bias_update_rate: {reason}; leave it out",
         )
     if expert_options["parallel.expert_capacity"] and config.parallel.cp > 1:
         yield (

@@ -185,7 +185,7 @@ class HFSource(WeightSource):
                     f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in"
                     " bf16 or fp32."
                 )
-        ignored_names = {name for name in slabs if name.startswith(self._shape.rules.ignored)}
+        ignored_names = {name for name in slabs if self._shape.left_out_part(name) is not None}
         # The rest is refused: a weight that no parameter takes means that config.json is of
         # another model, and loading would silently drop it.
         for name in (name for name in slabs if name not in ignored_names):

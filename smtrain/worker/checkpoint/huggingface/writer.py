@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.blocks import keeps_fp32
 from smtrain.core.model.card import README
 from smtrain.core.model.extension import with_rope_of
 from smtrain.core.model.hf_config import for_everyone, normalise
@@ -193,6 +194,7 @@ def write_hf(
     types = {
         source.dtype(name)
         for name in (source.own_names() if isinstance(source, MultimodalSource) else names)
+        if not keeps_fp32(name)
     }
     extras["config.json"] = _json(
         # for_everyone returns only the text part, which would drop the other parts' config.

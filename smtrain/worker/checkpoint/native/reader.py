@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.footprint import Precision
+from smtrain.core.model.blocks import keeps_fp32
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
@@ -72,6 +72,10 @@ class _Files:
             )
         return self._open[path][name]
 
+    def dtype_of(self, name: str) -> DType:
+        """The type of a parameter in the model files."""
+        return FP32 if keeps_fp32(name) else self.dtype
+
     def tensor_names(self, path: str) -> set[str]:
         """Names of the tensors of an opened file."""
         return set(self._open[path])
@@ -82,7 +86,7 @@ class _Files:
 
         def local(ep: int | None, tp: int, part: Window) -> Bits:
             slab = self.slab(model_file(tp, pp, ep), name)
-            if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
+            if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype_of(name):
                 raise CheckpointError(
                     f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says;"
                     " take another one",
@@ -182,7 +186,7 @@ class NativeSource(WeightSource):
         return self._files.layout.spec(name).shape
 
     def dtype(self, name: str) -> DType:
-        return self._files.dtype
+        return self._files.dtype_of(name)
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         files = self._files
@@ -238,6 +242,10 @@ class StateReader:
     ) -> torch.Tensor:
         """Read the part of `name` on rank (`tp_rank`, `ep_rank`) of another `layout`, in fp32."""
         return dtypes.tensor(self.local(kind, name, layout, tp_rank, ep_rank), FP32)
+
+    def wide_weight(self, name: str) -> torch.Tensor:
+        """Read a whole weight that is fp32 in every precision."""
+        return dtypes.tensor(self._files.weights(name), FP32)
 
     def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0) -> Bits:
         """`read`, as bits."""

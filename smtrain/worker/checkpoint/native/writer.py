@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.blocks import keeps_fp32
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
@@ -18,7 +19,8 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
-from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
+from smtrain.worker.checkpoint.sources import WeightSource, precisions_of
 from smtrain.worker.checkpoint.staging import (
     Staging,
     is_unfinished,
@@ -54,7 +56,7 @@ def write_native(
         raise CheckpointError(
             f"{target}: native checkpoints are written to a folder; copy it there afterwards."
         )
-    dtypes = {source.dtype(name) for name in source.names()}
+    dtypes = precisions_of(source)
     if len(dtypes) > 1 or not dtypes <= set(_PRECISIONS):
         precisions = ", all ".join(_PRECISIONS.values())
         raise CheckpointError(
@@ -140,7 +142,9 @@ class _NativeWriter:
         """Write one rank's files; returns their entries for the manifest."""
         layout, file = self._layout, model_file(t, p)
         tensors = {
-            name: Tensor(self._source.dtype(name), layout.local_shape(name, t))
+            name: Tensor(
+                FP32 if keeps_fp32(name) else self._source.dtype(name), layout.local_shape(name, t)
+            )
             for name in layout.names(p)
         }
         files = {file: write_stream(folder / file, tensors, lambda name: self._part(name, t))}
@@ -162,7 +166,10 @@ class _NativeWriter:
 
     def _part(self, name: str, tp_rank: int) -> Iterable[Bits]:
         """One rank's part of a parameter, in order."""
-        if self._state is not None and self._precision != self._state.precision:
+        if keeps_fp32(name):
+            whole = self._source.bits(name, [(0, n) for n in self._source.shape(name)])
+            return [cast(whole, self._source.dtype(name), FP32)]
+        if self._state is not None and self._precision != self._state.manifest.precision:
             master = self._state.local("master", name, self._layout, tp_rank)
             return [cast(master, FP32, BY_PRECISION[self._precision])]
         return blocks_of(self._source, name, self._layout.shard(name, tp_rank))

@@ -51,9 +51,12 @@ def _attend(
         return varlen.attend(query, key, value, attention_mask, scaling, s_aux), None
     if isinstance(attention_mask, context_parallel.ContextParallelRows):
         return over_cut_rows(query, key, value, attention_mask, scaling, s_aux), None
+    width = value.shape[-1]
+    # SDPA would keep the scores of latent attention, whose values have another size.
+    query, key, value = varlen.pad_heads(query, key, value)
     # Without a mask transformers' SDPA is causal, but for a single query, which sees all keys.
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"] if s_aux is None else attention_sinks.attend
     result: tuple[torch.Tensor, None] = plain(
         module, query, key, value, attention_mask, scaling=scaling, **kwargs
     )
-    return result
+    return (result[0][..., :width], None) if result[0].shape[-1] != width else result

@@ -27,7 +27,7 @@ from smtrain.worker.engine.native.comm import (
     scatter_sum_into,
     with_gradient,
 )
-from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
+from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds, pad_heads
 from smtrain.worker.engine.native.varlen import attend as attend_documents
 from smtrain.worker.engine.step_timing import part
 
@@ -196,9 +196,11 @@ def _products(
     )  # elsewhere no kernel takes a mask and shared keys
     if repeats > 1 and not enable_gqa:
         k, v = (_repeat_heads(x, repeats) for x in (k, v))
+    width = v.shape[-1]
+    q, k, v = pad_heads(q, k, v)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scaling, enable_gqa=enable_gqa
-    )
+    )[..., :width]
 
 
 def _repeat_heads(x: torch.Tensor, repeats: int) -> torch.Tensor:

@@ -41,7 +41,7 @@ from smtrain.worker.engine.native.load_balancing import find_padding
 from smtrain.worker.engine.native.norms import parts_of
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
-from smtrain.worker.engine.native.sharded_weights import ShardedRows, ShardedWeights
+from smtrain.worker.engine.native.router_bias import update_bias
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.zero1 import Zero1AdamW
 from smtrain.worker.engine.saving import Saver, local_rank
@@ -115,6 +115,8 @@ class NativeEngine:
         self._normed: list[str] = {"none": [], "all": whole_model, "layers": layers}[
             options.param_norm
         ]
+        has_biases = lora is None and bool(self.stage.router_biases)
+        self._updates_biases = has_biases and options.router_bias_update_rate > 0
         self._to_compile = options.compile
         self._numbers: Numbers | None = None
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
@@ -175,6 +177,8 @@ class NativeEngine:
                 self.mesh.pp_group,
             ):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
+        if self._updates_biases:
+            self._update_router_biases(total[size:], norm)
         norm_squares = [self.optimizer.parameter_squares(self._normed)] if self._normed else []
         values = [
             total,
@@ -232,6 +236,17 @@ class NativeEngine:
             )
 
         return numbers
+
+    def _update_router_biases(self, routing: torch.Tensor, norm: torch.Tensor) -> None:
+        """Update the biases of choices by the loads of a step, the same on all ranks.
+
+        A step whose gradients overflow changes nothing, so its rate is 0.
+        """
+        balance, rate = self.stage.balance, self.options.router_bias_update_rate * norm.isfinite()
+        assert balance is not None
+        counts = balance.counts_by_layer(routing)
+        for mixture in self.stage.mixtures:
+            update_bias(mixture.choice_bias, counts[mixture.layer], rate)
 
     def evaluate(
         self,

@@ -38,6 +38,7 @@ from smtrain.worker.engine.native.grouped_mm import RowBlocks, missing_width, mu
 from smtrain.worker.engine.native.linears import Sink
 from smtrain.worker.engine.native.load_balancing import Balance
 from smtrain.worker.engine.native.lora import Dropout
+from smtrain.worker.engine.native.router_bias import choose_experts
 from smtrain.worker.engine.step_timing import part
 
 _ALPHA, _LIMIT = (
@@ -59,10 +60,8 @@ class Mixture(nn.Module):
 
     router: nn.Parameter
     router_bias: nn.Parameter
-    shared_expert: Any
-    """transformers' module of the expert that all tokens share, if there is one; with
-    `shared_expert_gate`, the linear of its gate.
-    """
+    choice_bias: torch.Tensor
+    """fp32 [E], of `router_bias.py`."""
     gate_up: nn.Parameter
     gate_up_bias: nn.Parameter
     down: nn.Parameter
@@ -93,7 +92,7 @@ class Mixture(nn.Module):
         assert names is not None
         assert routing is not None
         self._prefix = f"{hf_config.shape.rules.prefix}.{hf_config.shape.rules.layers}.{layer}."
-        self._layer, self._layout, self._mesh, self._balance, self._pair = (
+        self.layer, self._layout, self._mesh, self._balance, self._pair = (
             layer,
             layout,
             mesh,
@@ -101,11 +100,13 @@ class Mixture(nn.Module):
             pair,
         )
         self._capacity = capacity
-        self._sizes, self._names, self._normalises_weights = sizes, names, routing.normalised
+        self._sizes, self._names, self._routing = sizes, names, routing
         self._in_pairs = names.stacked == "pairs"
-        if names.shared is not None:
-            self.shared_expert = original.shared_expert
-            self.shared_expert_gate = original.shared_expert_gate
+        # Modules of transformers, under their names there.
+        self._shared_name = (names.shared or "").rpartition(".")[2] if sizes.shared else ""
+        for name in (self._shared_name, f"{self._shared_name}_gate")[: 1 + names.shared_gate]:
+            if self._shared_name:
+                setattr(self, name, getattr(original, name))
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[hf_config.activation]
         self._enter: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
@@ -153,8 +154,14 @@ class Mixture(nn.Module):
         leaves = self.leaves()
         return {leaves[leaf][0]: matrices for leaf, matrices in self._writing.items()}
 
-    def take(self, dense: FlatParameters, experts: FlatParameters) -> None:
-        """Set the parameters: the router's from `dense`, and the experts' from `experts`."""
+    def take(
+        self, dense: FlatParameters, experts: FlatParameters, biases: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Set the parameters: the router's from `dense`, and the experts' from `experts`; the bias
+        of choices from `biases`.
+        """
+        if self._names.bias is not None:
+            self.choice_bias = biases[self._prefix + self._names.bias]
         for name, leaf in zip(self.router_names, ("router", "router_bias"), strict=False):
             setattr(self, leaf, dense.parameters[name])
         for leaf, names in self.leaves().items():
@@ -201,7 +208,7 @@ class Mixture(nn.Module):
             order, blocks = RowBlocks.sort(expert_ids, self._sizes.count)
             if self._balance is not None and probabilities is not None:
                 counts = self._token_counts(order, blocks)
-                self._balance.count(self._layer, probabilities, counts)
+                self._balance.count(self.layer, probabilities, counts)
         choices = None
         if self._dropout is not None:
             choices = self._dropout.choices(expert_ids, len(hidden_states), self._sizes.count)
@@ -219,19 +226,27 @@ class Mixture(nn.Module):
                 x, order, blocks, self._capacity, choices
             ).view(*expert_ids.shape, -1)
         y = (expert_out * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
-        if self._names.shared is not None:
-            # With tensor parallelism its output is a share of a sum too, added up with the rest.
-            gate = torch.sigmoid(self.shared_expert_gate(hidden_states))
-            y = y + gate * self.shared_expert(hidden_states)
+        if self._shared_name:
+            # Before the exit: the ranks' shares of both sums are added up in one message.
+            y = y + self._forward_shared(hidden_states)
         y = self._exit(y)
         return (y, weights) if self._pair else y
+
+    def _forward_shared(self, x: torch.Tensor) -> torch.Tensor:
+        """The output for [B, S, H] of the expert that all tokens share, or this rank's share."""
+        out: torch.Tensor = getattr(self, self._shared_name)(x)
+        if self._names.shared_gate:
+            out = torch.sigmoid(getattr(self, f"{self._shared_name}_gate")(x)) * out
+        return out
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The weights [T, k] and numbers [T, k] of each token's experts, and all probabilities [T,
         E] if needed.
         """
+        if self._names.scores == "sigmoid":
+            return self._route_by_scores(x)
         logits = F.linear(x, self.router, self.router_bias if self._in_pairs else None)
-        balance, layer = self._balance, self._layer
+        balance, layer = self._balance, self.layer
         if (
             self._in_pairs
         ):  # of the chosen logits only, which equals the probabilities over their sum
@@ -248,11 +263,27 @@ class Mixture(nn.Module):
         """`_route` by the router's logits [T, E], with weights in fp32."""
         probabilities = torch.softmax(logits, -1, dtype=torch.float32)
         if self._balance is not None:
-            probabilities = self._balance.balance(self._layer, probabilities)
+            probabilities = self._balance.balance(self.layer, probabilities)
         weights, expert_ids = torch.topk(probabilities, self._sizes.chosen, dim=-1)
-        if self._normalises_weights:
+        if self._routing.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights, expert_ids, probabilities
+
+    def _route_by_scores(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`_route` of DeepSeek-V3, in fp32; scores over their sum are the probabilities."""
+        scores = F.linear(x.float(), self.router.float()).sigmoid()
+        total = scores.sum(-1, keepdim=True)
+        probabilities = scores / total
+        if self._balance is not None and self._balance.coefficient:
+            probabilities = self._balance.balance(self.layer, probabilities)
+            scores = probabilities * total  # for the gradient of the auxiliary loss
+        expert_ids = choose_experts(
+            scores.detach(), self.choice_bias, self._sizes.chosen, self._routing
+        )
+        weights = scores.gather(1, expert_ids)
+        if self._routing.normalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return weights * self._routing.scale, expert_ids, probabilities
 
     def _forward_experts(
         self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None

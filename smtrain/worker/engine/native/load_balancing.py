@@ -268,6 +268,13 @@ class Balance:
 
     # Numbers of a step
 
+    def counts_by_layer(self, numbers: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The tokens [E] that chose each expert of this stage's layers, from the sum of
+        `numbers`.
+        """
+        rows = numbers[3:].view(self._layers, self.sizes.count)
+        return {layer: rows[self._first + row] for layer, row in self._row.items()}
+
     def numbers(self, loss: torch.Tensor, routings: list[RoutingCounts]) -> torch.Tensor:
         """This rank's part of the numbers of a step, to be summed over the micro-batches' ranks and
         the stages.

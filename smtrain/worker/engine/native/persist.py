@@ -56,11 +56,8 @@ class StageContents:
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
         # Ranks that differ in dp and cp only hold the same parameters: one of them writes.
         if mesh.shard_rank == 0:
-            out[model_file(mesh.tp_rank, mesh.pp_rank)] = (
-                part.weights
-                if isinstance(part, FlatPart)
-                else dict(engine.stage.trained.parameters)
-            )
+            biases = engine.stage.router_biases if engine.lora is None else {}
+            out[model_file(mesh.tp_rank, mesh.pp_rank)] = {**flat_parameters.parameters, **biases}
         experts = engine.stage.trained_experts
         if experts is not None and experts.replicas.rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(experts.parameters)
@@ -118,16 +115,13 @@ def _ep(engine: NativeEngine) -> int:
     return 1 if engine.optimizer.experts is None else engine.mesh.ep
 
 
-def _fill(
-    engine: NativeEngine,
-    part: OptimizerShard | FlatPart,
-    reader: StateReader,
-    read: dict[str, int] | None,
-) -> None:
-    """Fill this rank's part of master weights and moments."""
+def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
+    """Fill this rank's part of master weights and moments, and the biases of its routers."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
     parts = [part, *([] if optimizer.experts is None else [optimizer.experts])]
     filled_kinds: set[str] = set()
+    for name, bias in engine.stage.router_biases.items() if engine.lora is None else ():
+        bias.copy_(reader.wide_weight(name))
     if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards), layout.uneven, _ep(engine)):
 
         def put(kind: str, at: int, numbers: Bits) -> None:

@@ -157,7 +157,7 @@ class Stage(nn.Module):
             self._attention_windows(),
             self.dtype,
             mesh,
-            [kind.head_dim for kind in layout.shape.by_layer],
+            [kind.widest_head for kind in layout.shape.by_layer],
             options.compile,
             layout.shape.rules.sinks,
         )
@@ -293,8 +293,14 @@ class Stage(nn.Module):
             module, _, leaf = name.rpartition(".")
             delattr(self.model.get_submodule(module), leaf)
             setattr(self.model.get_submodule(module), leaf, parameters[name].requires_grad_(False))
+        self.router_biases = {
+            name: torch.zeros(layout.spec(name).shape, dtype=torch.float32, device=mesh.device)
+            for name in layout.names(mesh.pp_rank)
+            if layout.spec(name).role is Role.ROUTER_BIAS
+        }
+        """The biases of choices by name, which no optimizer updates."""
         for mixture in self.mixtures:
-            mixture.take(self.dense, self.experts)
+            mixture.take(self.dense, self.experts, self.router_biases)
 
     def _make_quantized(self) -> None:
         """Prepare the linears whose weights are quantised when they are loaded."""
@@ -397,9 +403,9 @@ class Stage(nn.Module):
             file_name = layout.shape.file_name(f"{name}.weight")
             dim = layout.shard(file_name, self.mesh.tp_rank).dim
             if dim == (0 if is_transposed else 1):
-                # The mixture adds the ranks' shares up, with those of the other experts.
+                # A mixture adds the ranks' shares up, with those of the other experts.
                 is_share = layout.spec(file_name).role is Role.SHARED_ROW
-                leave = (lambda x: x) if is_share else self._leave
+                leave = _leave_as_it_is if is_share else self._leave
                 self._replace(name, RowParallel(module, leave, is_transposed))
             elif is_transposed:
                 # transformers' Conv1D shapes its output by `nf`, not by its weight.
@@ -508,6 +514,8 @@ class Stage(nn.Module):
             if wide is not parameter:
                 keep(name, wide)
                 parameter.copy_(wide)
+        for name, bias in self.router_biases.items():
+            bias.copy_(source.read(name_in(source, names, self.layout, name)))
 
     def _load_quantized(self, source: WeightSource | RandomWeights, names: set[str]) -> None:
         """Quantise this rank's parts as they are read: one of them exists in full at a time."""
@@ -722,6 +730,10 @@ class Stage(nn.Module):
         return self._scale_embeddings(
             self._leave(own_embeddings * is_own[..., None].to(own_embeddings.dtype))
         )
+
+
+def _leave_as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def _plain_embedding(embedding: nn.Embedding) -> nn.Embedding:

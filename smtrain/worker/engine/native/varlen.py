@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from smtrain.worker.engine.native import attention_chunks, attention_flash
 from smtrain.worker.engine.native.comm import to_device
@@ -83,11 +84,20 @@ def attend(
     """Attention [B, n, heads, D] of q [B, heads, n, D] to k and v [B, kv heads, L, D]; `sinks`
     [heads].
     """
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    q, k, v = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (query, key, value))
+    scale, width = query.shape[-1] ** -0.5 if scaling is None else scaling, value.shape[-1]
+    padded_qkv = pad_heads(query, key, value)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in padded_qkv)
     out, _ = _varlen(q, k, v, sinks, documents.cu_seqlens, documents.host, documents.window, scale)
     result: torch.Tensor = out.view(query.shape[0], query.shape[2], *out.shape[1:])
-    return result
+    return result[..., :width]
+
+
+def pad_heads(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Queries, keys and values [..., D] of one size, which fused kernels need: the narrower ones
+    get zeros behind, which change no score and add zeros to the output. Scores must have a scale.
+    """
+    widest = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in tensors]
 
 
 def _kernel(query: torch.Tensor) -> ModuleType:
