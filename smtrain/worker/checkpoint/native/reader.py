@@ -20,6 +20,7 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import keeps_fp32
+from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType

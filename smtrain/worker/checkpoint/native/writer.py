@@ -19,7 +19,6 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
-from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
 from smtrain.worker.checkpoint.sources import WeightSource, precisions_of
 from smtrain.worker.checkpoint.staging import (
     Staging,
@@ -169,7 +168,7 @@ class _NativeWriter:
         if keeps_fp32(name):
             whole = self._source.bits(name, [(0, n) for n in self._source.shape(name)])
             return [cast(whole, self._source.dtype(name), FP32)]
-        if self._state is not None and self._precision != self._state.manifest.precision:
+        if self._state is not None and self._precision != self._state.precision:
             master = self._state.local("master", name, self._layout, tp_rank)
             return [cast(master, FP32, BY_PRECISION[self._precision])]
         return blocks_of(self._source, name, self._layout.shard(name, tp_rank))

@@ -42,6 +42,7 @@ from smtrain.worker.engine.native.norms import parts_of
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
 from smtrain.worker.engine.native.router_bias import update_bias
+from smtrain.worker.engine.native.sharded_weights import ShardedRows, ShardedWeights
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.zero1 import Zero1AdamW
 from smtrain.worker.engine.saving import Saver, local_rank

@@ -57,7 +57,10 @@ class StageContents:
         # Ranks that differ in dp and cp only hold the same parameters: one of them writes.
         if mesh.shard_rank == 0:
             biases = engine.stage.router_biases if engine.lora is None else {}
-            out[model_file(mesh.tp_rank, mesh.pp_rank)] = {**flat_parameters.parameters, **biases}
+            weights = (
+                part.weights if isinstance(part, FlatPart) else engine.stage.trained.parameters
+            )
+            out[model_file(mesh.tp_rank, mesh.pp_rank)] = {**weights, **biases}
         experts = engine.stage.trained_experts
         if experts is not None and experts.replicas.rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(experts.parameters)
@@ -115,7 +118,12 @@ def _ep(engine: NativeEngine) -> int:
     return 1 if engine.optimizer.experts is None else engine.mesh.ep
 
 
-def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
+def _fill(
+    engine: NativeEngine,
+    part: OptimizerShard | FlatPart,
+    reader: StateReader,
+    read: dict[str, int] | None,
+) -> None:
     """Fill this rank's part of master weights and moments, and the biases of its routers."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
     parts = [part, *([] if optimizer.experts is None else [optimizer.experts])]
