@@ -79,7 +79,7 @@ def counting_resizes(held: HeldBytes) -> Iterator[None]:
             held.count(storage)
         return out
 
-    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

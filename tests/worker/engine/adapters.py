@@ -324,10 +324,10 @@ def frozen(
     before = e.stage.dense.flat.clone()
     steps(e, 0, 2)
     state = (
-        e.optimizer.dense.gradients.flat,
-        e.optimizer.dense.master,
-        e.optimizer.dense.exp_avg,
-        e.optimizer.dense.exp_avg_sq,
+        cases.zero1(e).gradients.flat,
+        cases.zero1(e).master,
+        cases.zero1(e).exp_avg,
+        cases.zero1(e).exp_avg_sq,
     )
     return {
         "unchanged": torch.equal(before, e.stage.dense.flat),

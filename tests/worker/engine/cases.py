@@ -36,6 +36,7 @@ from smtrain.worker.engine import saving
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.engine.native.loss_scaling import GOOD_STEPS
+from smtrain.worker.engine.native.zero1 import OptimizerShard
 from tests.worker.checkpoint.models import newest_complete
 
 BATCH, SEQ_LEN, STEPS = 8, 32, 20
@@ -523,10 +524,17 @@ def overflowing(e: NativeEngine) -> Iterator[None]:
         hook.remove()
 
 
+def zero1(e: NativeEngine) -> OptimizerShard:
+    """The optimizer's shard of an engine with ZeRO-1."""
+    shard = e.optimizer.dense
+    assert isinstance(shard, OptimizerShard)
+    return shard
+
+
 def held(e: NativeEngine) -> dict[str, bytes]:
     """The bits of this rank's weights and optimizer state."""
-    e.optimizer.dense.shares.settle()
-    tensors = {kind: getattr(e.optimizer.dense, kind) for kind in KINDS} | {
+    zero1(e).shares.settle()
+    tensors = {kind: getattr(zero1(e), kind) for kind in KINDS} | {
         "weights": e.stage.trained.flat.view(torch.int16)
     }
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
@@ -771,7 +779,7 @@ def save_what_is_no_number(
 ) -> str:
     e = engine(config, options)
     if rank == 1:
-        e.optimizer.dense.master[3] = math.inf
+        zero1(e).master[3] = math.inf
     return refusal(lambda: e.begin_save(folder, 1, {}), "begun")
 
 
@@ -919,9 +927,9 @@ def masters(
     e = NativeEngine(config, replace(options, precision="bf16"), OPTIMIZER, source, 0)
     exact = NativeEngine(config, options, OPTIMIZER, source, 0)
     return (
-        e.optimizer.dense.master.numpy(),
-        e.optimizer.dense.part(e.stage.trained.flat).float().numpy(),
-        exact.optimizer.dense.master.numpy(),
+        zero1(e).master.numpy(),
+        zero1(e).part(e.stage.trained.flat).float().numpy(),
+        zero1(exact).master.numpy(),
     )
 
 

@@ -12,6 +12,7 @@ from smtrain.core.config.training import DpoSection
 from smtrain.core.model.hf_config import normalise
 from smtrain.worker.engine.base import ParallelOptions, RoutingMetrics
 from smtrain.worker.engine.native import NativeEngine
+from smtrain.worker.engine.native.zero1 import OptimizerShard
 from smtrain.worker.engine.step_timing import StepTimer, mark_parts
 from tests.worker.engine import cases
 from tests.worker.engine.cases import BATCH, OPTIMIZER, batch, lr
@@ -168,7 +169,10 @@ def bits(
     e = cases.engine(config, options, seed=7)
     e.load(checkpoint)
     return [
-        t.numpy().tobytes() for s in e.optimizer.shards for t in (s.master, s.exp_avg, s.exp_avg_sq)
+        t.numpy().tobytes()
+        for shard in e.optimizer.shards
+        if isinstance(shard, OptimizerShard)
+        for t in (shard.master, shard.exp_avg, shard.exp_avg_sq)
     ]
 
 

@@ -25,13 +25,13 @@ from tests.worker.engine.world import World
 def sums_alike(rank: int, config: dict[str, Any], options: ParallelOptions) -> bool:
     """Whether this rank's part of the sums of random gradients equals a reduce-scatter."""
     e = cases.engine(config, options)
-    optimizer = e.optimizer
+    shard = cases.zero1(e)
     torch.manual_seed(rank)
-    optimizer.dense.gradients.flat.normal_()
-    expected = torch.empty(optimizer.dense.shard)
-    scatter_sum_into(expected, optimizer.dense.gradients.flat.clone(), group=e.mesh.shard_group)
-    optimizer.dense.sums.finish()
-    return torch.equal(optimizer.dense.sums.own_part, expected)
+    shard.gradients.flat.normal_()
+    expected = torch.empty(shard.shard)
+    scatter_sum_into(expected, shard.gradients.flat.clone(), group=e.mesh.shard_group)
+    shard.sums.finish()
+    return torch.equal(shard.sums.own_part, expected)
 
 
 def when_sent(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[int, int, int]:
@@ -39,7 +39,7 @@ def when_sent(rank: int, config: dict[str, Any], options: ParallelOptions) -> tu
     vars(exchange)["_NUMBERS"] = 2000
     e = cases.engine(config, options)
     counts, at = [0, 0, 0], [0]
-    kept: tuple[Any, Any, Any] = dist.reduce, e.optimizer.dense.sums.last_backward, e.optimizer.step
+    kept: tuple[Any, Any, Any] = dist.reduce, cases.zero1(e).sums.last_backward, e.optimizer.step
 
     def reduce(*args: Any, **rest: Any) -> Any:
         counts[at[0]] += 1
@@ -54,7 +54,7 @@ def when_sent(rank: int, config: dict[str, Any], options: ParallelOptions) -> tu
         return kept[2](lr)
 
     vars(dist)["reduce"] = reduce
-    e.optimizer.dense.sums.last_backward, e.optimizer.step = last_backward, step  # type: ignore[method-assign]
+    cases.zero1(e).sums.last_backward, e.optimizer.step = last_backward, step  # type: ignore[method-assign]
     try:
         cases.steps(e, 0, 1)
     finally:

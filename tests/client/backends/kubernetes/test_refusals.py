@@ -32,7 +32,7 @@ RIGHTS = [
     ("hyperpodpytorchjobs", "create", "hyperpod"),
 ]
 """(resource, verb, kind of the section): a run needs each."""
-OBJECTS = [
+OBJECTS: list[tuple[dict[str, Any], str]] = [
     ({"namespace": "team-b"}, "no namespace team-b; correct kubernetes.namespace"),
     ({"queue": "gpus"}, "no queue gpus in namespace default; create it, or correct"),
     ({"service_account": "a"}, "no service account a in namespace default; create it, or correct"),
@@ -186,7 +186,7 @@ def test_there_are_forty_and_more() -> None:
 def config(cluster: StandInCluster) -> JobConfig:
     """A training of two pods; the cluster has objects that are of no use."""
     store = cluster.store
-    node = {"metadata": {"name": "gpu", "labels": {"pool": "h100"}}}
+    node: dict[str, Any] = {"metadata": {"name": "gpu", "labels": {"pool": "h100"}}}
     node["spec"] = {"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}
     allocatable = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}
     store.create("nodes", "", {**node, "status": {"allocatable": allocatable}})

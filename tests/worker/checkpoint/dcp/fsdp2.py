@@ -62,7 +62,7 @@ def main(action: str, folder: str) -> None:
     else:
         fsdp_utils.load_fsdp_model(plugin, accelerator, model, folder)
         fsdp_utils.load_fsdp_optimizer(plugin, accelerator, optimizer, model, folder)
-    state = get_optimizer_state_dict(model, optimizer)["state"]
+    state: Any = get_optimizer_state_dict(model, optimizer)["state"]
     numbers = {
         "model": whole(get_model_state_dict(model)),
         "state": {name: whole(values) for name, values in state.items()},
