@@ -205,7 +205,7 @@ SHARDED = [
     ("qwen3", "212 m2 bf16 full shards"),
     ("llama", "122 m2 bf16 shards"),
 ]
-SHARDED_BASE = [("llama", "114 m1 bf16 shards"), ("qwen3", "122 m1 shards")]
+SHARDED_BASE = [("llama", "114 m1 bf16 shards")]
 ADAPTED = [
     ("llama", "111 m4"),
     ("llama", "111 m2 bf16"),
