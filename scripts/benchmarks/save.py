@@ -1,5 +1,5 @@
-"""The seconds that training stands still for a checkpoint: a save that is written behind the next
-steps compared with one that is waited for, in one run.
+"""Compare the standstill of training for a background save with that for a synchronous one, in one
+run.
 
 One rank has a Llama of about `--billions` parameters (bf16, 14 bytes per parameter on disk) and
 saves it `--rounds` times in each way, in turn. `ratio` is the median of `begin_save` (finite check
@@ -27,7 +27,7 @@ BAR = 0.15
 def measure(folder: Path, billions: float, rounds: int) -> dict[str, float]:
     """Save in turn in both ways; the first round fills caches and is not counted."""
     engine = engine_of(config_of(billions))
-    waited, stood, behind = [], [], []
+    synchronous_seconds, standstills, rest_seconds = [], [], []
     for number in range(rounds + 1):
         began = time.perf_counter()
         engine.begin_save(folder, 2 * number + 1, {})
@@ -39,9 +39,9 @@ def measure(folder: Path, billions: float, rounds: int) -> dict[str, float]:
         for step in (2 * number + 1, 2 * number + 2):
             drop(folder / f"step_{step:08d}")
         if number:
-            stood.append(returned - began)
-            behind.append(whole - returned)
-            waited.append(done - whole)
+            standstills.append(returned - began)
+            rest_seconds.append(whole - returned)
+            synchronous_seconds.append(done - whole)
         print(
             f"round {number}: stood {returned - began:.2f} s, behind {whole - returned:.2f} s,"
             f" waited {done - whole:.2f} s",
@@ -49,11 +49,11 @@ def measure(folder: Path, billions: float, rounds: int) -> dict[str, float]:
         )
     parameters = engine.parameters
     engine.close()
-    stood_s, waited_s = statistics.median(stood), statistics.median(waited)
+    stood_s, waited_s = statistics.median(standstills), statistics.median(synchronous_seconds)
     return {
         "parameters": parameters,
         "stood_s": stood_s,
-        "behind_s": statistics.median(behind),
+        "behind_s": statistics.median(rest_seconds),
         "waited_s": waited_s,
         "ratio": stood_s / waited_s,
         "bar": BAR,
