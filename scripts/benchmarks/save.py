@@ -4,7 +4,7 @@ run.
 One rank has a Llama of about `--billions` parameters (bf16, 14 bytes per parameter on disk) and
 saves it `--rounds` times in each way, in turn. `ratio` is the median of `begin_save` (finite check
 and copy) over the median of `save`, which also writes, hashes, flushes and reads back; the bar is
-0.15. `behind_s` is the time until a save that was begun is whole. On CUDA the copies go
+0.15. `behind_s` is the time from the return to a whole checkpoint. On CUDA the copies go
 to pinned memory, from the second save on without allocating it. Needs about 34 bytes of memory and
 14 of disk per parameter. Progress is printed on stderr.
 """
