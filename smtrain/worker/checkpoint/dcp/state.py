@@ -14,7 +14,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dcp.reader import DcpSource
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FLOATS, FP32, Bits
-from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.sources import WeightSource, precisions_of
 from smtrain.worker.checkpoint.stored_names import plain_names
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files.distributed import DistributedIndex
@@ -66,7 +66,7 @@ class DcpState:
 
     @property
     def precision(self) -> Precision:
-        stored = {self._source.dtype(name) for name in self._source.names()}
+        stored = precisions_of(self._source)
         found = [name for name, dtype in BY_PRECISION.items() if stored == {dtype}]
         # With several types the weights are widened to fp32, which holds every number of them.
         return found[0] if found else "fp32"

@@ -56,10 +56,10 @@ class StageContents:
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
         # Ranks that differ in dp and cp only hold the same parameters: one of them writes.
         if mesh.shard_rank == 0:
-            biases = engine.stage.router_biases if engine.lora is None else {}
             weights = (
                 part.weights if isinstance(part, FlatPart) else engine.stage.trained.parameters
             )
+            biases = engine.stage.router_biases if engine.lora is None else {}
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = {**weights, **biases}
         experts = engine.stage.trained_experts
         if experts is not None and experts.replicas.rank == 0:
