@@ -14,6 +14,7 @@ from tests.client.config.followed import (
     NEOX,
     OUT,
     PLAN,
+    QWEN2_MOE,
     QWEN35,
     WEIGHTS,
     both,
@@ -2081,6 +2082,12 @@ MODEL = (
         "local",
         write("model/config.json", {**MIXTRAL, "intermediate_size": 33}),
         "parallel.tp = 2 does not divide the 33 units of the model's experts",
+        "tp = 1 would do",
+    ),
+    case(
+        "local",
+        write("model/config.json", {**QWEN2_MOE, "shared_expert_intermediate_size": 33}),
+        "parallel.tp = 2 does not divide the 33 units of the expert that all tokens share",
         "tp = 1 would do",
     ),
     *(

@@ -180,6 +180,7 @@ NEOX = {
 }
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 OSS = {**MIXTRAL, "model_type": "gpt_oss", "router_aux_loss_coef": 0.9}
+QWEN2_MOE = {**MIXTRAL, "model_type": "qwen2_moe", "num_experts": 4, "moe_intermediate_size": 32}
 QWEN35 = {
     "model_type": "qwen3_5_text", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16,
