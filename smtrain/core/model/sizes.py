@@ -235,7 +235,8 @@ def expert_sizes(
     """
     if family.experts is None:
         return None
-    keys = family.experts.counts
+    # transformers reads both usual names, also in a family that it writes another one for.
+    keys = dict.fromkeys((*family.experts.counts, "num_experts", "num_local_experts"))
     counts = {key: config[key] for key in keys if config.get(key) is not None}
     if len(set(counts.values())) > 1:
         counts_text = " and ".join(f"{key} = {value!r}" for key, value in counts.items())
@@ -243,8 +244,9 @@ def expert_sizes(
             f"config.json has {counts_text}, so transformers 4 and 5 would build different models"
             " of it: keep what the model was trained with"
         )
-    usual = next((got[key] for key in keys if key in family.defaults), None)
-    key, count = next(iter(counts.items()), (keys[0], usual))
+    written = family.experts.counts
+    usual = next((got[key] for key in written if key in family.defaults), None)
+    key, count = next(iter(counts.items()), (written[0], usual))
     width, experts_per_token = (
         read_size(got, family, family.experts.width),
         read_size(got, family, family.experts.chosen),

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
-from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.shape import ModelShape
 
 SIZES = {
@@ -358,6 +358,17 @@ def test_layers_that_predict_further_tokens_are_left_out_by_number() -> None:
     assert shape.left_out_part("model.layers.3.eh_proj.weight") is None
     none = {**SIZES, "model_type": "deepseek_v3", "num_nextn_predict_layers": 0}
     assert ModelShape.from_config(none).left_out_part("model.layers.2.eh_proj.weight") is None
+    # Those of Qwen have a separate name, so a layer behind the last one is unknown there.
+    named = {**SIZES, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1}
+    shape = ModelShape.from_config(named)
+    assert shape.left_out_part("mtp.layers.0.mlp.down_proj.weight") == "mtp."
+    assert shape.left_out_part("model.layers.2.mlp.down_proj.weight") is None
+    assert (
+        "(mtp_num_hidden_layers = 1) are not trained, and the export has none"
+        in remarks(named, 8)[0]
+    )
+    (_, remark) = remarks({"model_type": "qwen3_5", "text_config": named}, 8)
+    assert remark.endswith("not trained, and the export has them as they are")
 
 
 def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
@@ -402,6 +413,15 @@ def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
         (
             {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": True},
             "num_local_experts = True",
+        ),
+        (
+            {
+                "model_type": "mixtral",
+                "num_key_value_heads": 4,
+                "num_experts": 4,
+                "num_local_experts": 9,
+            },
+            "num_local_experts = 9 and num_experts = 4, so transformers 4 and 5 would build",
         ),
         (
             {"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 9},

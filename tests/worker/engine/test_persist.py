@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
@@ -34,7 +35,7 @@ def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Master weights and moments under HF names, whole."""
     reader = StateReader(checkpoint)
     layout = Layout(ModelShape.from_config(reader.manifest.config))
-    names = [s.name for s in layout.shape.specs]
+    names = [s.name for s in layout.shape.specs if s.role is not Role.ROUTER_BIAS]
     return {
         f"{kind} {name}": reader.read(kind, name, layout, 0).numpy()
         for kind in KINDS
