@@ -153,6 +153,9 @@ def main() -> None:
     argv = sys.argv[1:]
     try:
         if argv and argv[0] in COMMANDS:
+            from smtrain.cli.work import announce
+
+            announce(argv)
             from smtrain.cli.dispatch import call
 
             sys.exit(call(argv[0], COMMANDS[argv[0]][0], argv[1:]))

@@ -81,7 +81,6 @@ ModelTarget = Annotated[
 
 
 @app.command(
-    work="loading the model",
     groups={
         "The model": "--endpoint --compare --adapter --processes --config --target",
         "The conversation": "--system --template --chat-template-kwargs --turns",

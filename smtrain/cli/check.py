@@ -17,7 +17,6 @@ app = options.app()
 
 
 @app.command(
-    work="checking the run",
     groups={
         "Your rights for": "--tune --endpoint --group --pipeline",
         "What is checked": "--stage --target --set --prices",

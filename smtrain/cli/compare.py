@@ -22,7 +22,7 @@ class ByOption(str, Enum):
     time = "time"
 
 
-@app.command(work="reading the trainings")
+@app.command()
 def compare(
     trainings: Annotated[
         list[str],

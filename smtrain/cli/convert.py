@@ -47,7 +47,6 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @app.command(
-    work="reading the weights",
     groups={
         "What is written": "--to --format --dtype --max-shard-size --overwrite",
         "How it is cut": "--tp --pp --cuts --qkv --kv-multiplier --kv-order",

@@ -46,7 +46,6 @@ SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequen
 
 
 @app.command(
-    work="preparing the text",
     groups={
         "How the text is read": (
             "--format --text-column --map-keys --encoding --separator --max-bad --validation-split"
@@ -317,7 +316,6 @@ def _format_fact(value: object) -> str:
 
 
 app.command(
-    work="reading the text",
     groups={
         "How the text is read": "--format --text-column --limit-mb",
         "What is counted": "--model --against --filter --near-duplicates --pii --phone-region",

@@ -19,7 +19,7 @@ app = options.app()
 MAX_MINUTES = 24 * 60.0
 
 
-@app.command(work="looking at this machine")
+@app.command()
 def doctor(
     train: Annotated[
         bool,

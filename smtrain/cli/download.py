@@ -22,7 +22,7 @@ class WhatOption(str, Enum):
     all = "all"
 
 
-@app.command(work="copying the output")
+@app.command()
 def download(
     job: options.JobName,
     folder: Annotated[

@@ -34,7 +34,6 @@ FLAGS = {
 
 
 @app.command(
-    work="loading the model and the tasks",
     groups={
         "What is asked": "--tasks --data --text --lengths --limit",
         "How it is asked": (

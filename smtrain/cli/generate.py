@@ -27,7 +27,6 @@ app = options.app()
 
 
 @app.command(
-    work="loading the model",
     groups={
         "The model": "--adapter --processes --config --target",
         "The prompt": "--prompt --chat --system --template --chat-template-kwargs",

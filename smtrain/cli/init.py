@@ -53,7 +53,7 @@ _OPEN = {
 }
 
 
-@app.command(work="reading the model and the text, and planning the run")
+@app.command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path(
         "smtrain.yaml"

@@ -13,7 +13,6 @@ app = options.app()
 
 
 @app.command(
-    work="planning and checking the job",
     groups={
         "The config": "--set --target",
         "What is run": "--stage --again --from-step --docker --yes --no-check",

@@ -28,7 +28,7 @@ and stage.
 """
 
 
-@app.command(work="listing the jobs")
+@app.command()
 def list_(
     target: options.JobTarget = options.TargetOption.local,
     name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,

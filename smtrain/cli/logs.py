@@ -16,7 +16,6 @@ app = options.app()
 
 
 @app.command(
-    work="reading the log",
     groups={
         "Which lines": "--target --host --grep --since --tail",
         "While it runs": "--follow --resume --plain --every --lines",

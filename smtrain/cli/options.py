@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from functools import partial, wraps
+from functools import partial
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -392,7 +392,6 @@ def may_remove(yes: bool) -> bool:
 
     Raises `LocalError` if there is no terminal to ask on.
     """
-    import sys
 
     from smtrain.core.errors import LocalError
 
@@ -438,44 +437,21 @@ class App(typer.Typer):
         name: str | None = None,
         *,
         groups: Mapping[str, str] | None = None,
-        work: str = "",
         **settings: Any,
     ) -> Callable[[Command], Command]:
         """As typer's. A dataclass parameter becomes an option for each of its fields.
 
-        `groups` are the headings of the options in the help, each with its options as words. `work`
-        is the line with which a command that takes seconds begins if its errors go to a pipe.
+        `groups` are the headings of the options in the help, each with its options as words.
         """
         add = super().command(
             name, cls=type("Helped", (Helped,), {"groups": groups or {}}), **settings
         )
 
         def register(function: Command) -> Command:
-            add(_announced(_flat(function), work))
+            add(_flat(function))
             return function
 
         return register
-
-
-def _announced(command: Callable[..., Any], work: str) -> Callable[..., Any]:
-    """The command that says first, in a pipe, which work it does; a terminal has the spinner."""
-    if not work:
-        return command
-
-    @wraps(command)
-    def call(**values: Any) -> Any:
-        if has_pipe() and not (values.get("as_json") or values.get("json")):
-            say(work, error=True)
-            sys.stderr.flush()
-        return command(**values)
-
-    return call
-
-
-def has_pipe() -> bool:
-    """Whether errors go to a pipe or a file; not if a caller in this process collects them."""
-    stream = sys.__stderr__
-    return stream is not None and stream is sys.stderr and not stream.isatty()
 
 
 def _flat(command: Callable[..., Any]) -> Callable[..., Any]:

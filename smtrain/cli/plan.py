@@ -33,7 +33,6 @@ class Rank(str, Enum):
 
 
 @app.command(
-    work="planning the run",
     groups={
         "The run": "--set --target --model",
         "What to choose among": "--machines --machine-file --best --cheapest --rank --budget --deadline",

@@ -12,7 +12,7 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command(work="reading the run")
+@app.command()
 def report(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="Name of the run, or of one of its jobs.")

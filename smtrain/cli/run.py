@@ -21,7 +21,6 @@ app = options.app()
 
 
 @app.command(
-    work="planning and checking the run",
     groups={
         "The config": "--set --target",
         "What is run": "--again --from-step --docker --yes --no-check",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 app = options.app()
 
 
-@app.command(work="looking for the job")
+@app.command()
 def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
     """Show a job: state, progress, cost, checkpoints, and why it failed.
 

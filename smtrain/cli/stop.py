@@ -13,7 +13,7 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command(work="stopping the job")
+@app.command()
 def stop(
     job: options.JobName,
     target: options.KnownJobTarget = None,

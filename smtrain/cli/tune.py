@@ -16,7 +16,6 @@ app = options.app()
 
 
 @app.command(
-    work="planning and checking the trials",
     groups={
         "What is tried": "--over --max-jobs --parallel --budget --early-stop",
         "The config": "--set --target",

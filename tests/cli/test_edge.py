@@ -15,7 +15,7 @@ from smtrain.cli.dispatch import run_guarded
 SMTRAIN = [sys.executable, "-c", "from smtrain.cli import main; main()"]
 
 
-@pytest.mark.parametrize("command", [["--help"], ["images"]])
+@pytest.mark.parametrize("command", [["--help"], ["help", "slurm"]])
 def test_a_reader_that_goes_away_ends_it_in_silence(command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -28,7 +28,7 @@ def test_a_reader_that_goes_away_ends_it_in_silence(command: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", [["--help"], ["images"]])
+@pytest.mark.parametrize("command", [["--help"], ["help", "slurm"]])
 def test_a_full_disk_below_the_output_is_said(command: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smtrain.cli import options
-from smtrain.core.errors import SmtrainError
+from smtrain.cli import work
 from smtrain.core.text import span, wrap_text
+from tests.cli.commands import COMMANDS
 from tests.cli.test_cli import smtrain
 from tests.typed import typed
 from tests.worker.data.writer import IndexedWriter
@@ -177,52 +177,48 @@ def test_a_range_whose_ends_look_the_same_is_one_number() -> None:
     assert span("19", "20") == "19 to 20"
 
 
-SILENT = {
-    "init": "reading the model and the text, and planning the run",
-    "plan nowhere.yaml": "planning the run",
-    "check nowhere.yaml": "checking the run",
-    "run nowhere.yaml": "planning and checking the run",
-    "launch nowhere.yaml": "planning and checking the job",
-    "tune nowhere.yaml --over train.lr=1e-4,2e-4": "planning and checking the trials",
-    "data prepare nowhere out --model nowhere": "preparing the text",
-    "data report nowhere": "reading the text",
-    "convert nowhere out --to nxd": "reading the weights",
-    "generate nowhere --prompt hello": "loading the model",
-    "chat nowhere": "loading the model",
-    "evaluate nowhere --tasks mmlu": "loading the model and the tasks",
-    "list": "listing the jobs",
-    "status nowhere": "looking for the job",
-    "logs nowhere": "reading the log",
-    "stop nowhere": "stopping the job",
-    "download nowhere out": "copying the output",
-    "report nowhere": "reading the run",
-    "compare nowhere elsewhere": "reading the trainings",
-}
-"""Commands that are silent for seconds, and the line with which each begins in a pipe."""
+QUICK = {"help", "cluster post-install", "local stop"}
+"""Commands that answer at once, and need no line before."""
 
 
-def test_in_a_pipe_a_command_that_takes_seconds_says_first_what_it_does(
+def test_each_command_that_takes_long_has_a_first_line() -> None:
+    assert set(work.WORK) == set(COMMANDS) - QUICK
+
+
+FEW = {"smtrain", "smtrain.cli", "smtrain.cli.work", "smtrain.version"}
+
+
+def test_a_pipe_gets_the_first_line_before_anything_is_imported() -> None:
+    """Counts modules, as seconds depend on the machine."""
+    code = (
+        "import sys\nbefore = set(sys.modules)\nfrom smtrain.cli import work\n"
+        "for words in (['plan', 'x'], ['data', 'prepare'], ['data', 'x'], ['plan', '-h'],"
+        " ['list', '--json'], ['help']):\n    work.announce(words)\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "planning the run\npreparing the text\n"
+    modules = set(done.stdout.split())
+    assert {name for name in modules if name.startswith("smtrain")} <= FEW
+    assert len(modules) < 40
+
+
+def test_in_a_pipe_a_command_says_what_it_does_before_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "has_pipe", lambda: True)
+    monkeypatch.setattr(work, "has_pipe", lambda: True)
     assert typed("plan", "nowhere.yaml").stderr.startswith(
         "planning the run\nsmtrain: nowhere.yaml"
     )
-    for silent in ("plan nowhere.yaml --no-such", "plan nowhere.yaml --json", "images"):
-        assert "planning" not in typed(*silent.split()).stderr, silent
-
-    def end(work: str, error: bool) -> None:
-        raise SmtrainError(work)
-
-    monkeypatch.setattr(options, "say", end)  # nothing of the command itself is done
-    for command, work in SILENT.items():
-        assert typed(*command.split()).stderr == f"smtrain: {work}\n", command
+    monkeypatch.setitem(sys.modules, "smtrain.cli.dispatch", None)  # its import fails
+    done = typed("config", "set", "nowhere.yaml", "name=x")
+    assert done.stderr.startswith("reading the config\nTraceback"), done.stderr
 
 
 def test_a_pipe_is_the_standard_error_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not options.has_pipe(), "pytest collects it"
+    assert not work.has_pipe(), "pytest collects it"
     with io.StringIO() as pipe:
         monkeypatch.setattr(sys, "__stderr__", pipe)
         monkeypatch.setattr(sys, "stderr", pipe)
-        assert options.has_pipe()
+        assert work.has_pipe()

@@ -59,8 +59,9 @@ def push(hub: Hub, *words: str, token: str | None = TOKEN, fails: bool = False) 
     )
     assert done.returncode == (2 if fails else 0), done.stderr
     if fails:
-        assert done.stderr.startswith("smtrain: "), "a sentence, not a traceback"
-        assert len(done.stderr.splitlines()) == 1
+        work, sentence = done.stderr.splitlines()
+        assert work == "reading the model"
+        assert sentence.startswith("smtrain: "), "a sentence, not a traceback"
     assert TOKEN not in done.stdout + done.stderr
     return done.stderr if fails else done.stdout
 

@@ -1,0 +1,83 @@
+"""Say in a pipe what a command does, before anything of it is imported: CI and nohup would
+otherwise show nothing for seconds. A terminal gets a spinner instead (smtrain/core/spinner.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+WORK = {
+    "init": "reading the model and the text, and planning the run",
+    "plan": "planning the run",
+    "check": "checking the run",
+    "iam policy": "reading the rights that the run needs",
+    "run": "planning and checking the run",
+    "launch": "planning and checking the job",
+    "tune": "planning and checking the trials",
+    "pipeline": "making the pipeline",
+    "list": "listing the jobs",
+    "status": "looking for the job",
+    "compare": "reading the trainings",
+    "report": "reading the run",
+    "tensorboard": "reading the run",
+    "logs": "reading the log",
+    "stop": "stopping the job",
+    "download": "copying the output",
+    "chat": "loading the model",
+    "generate": "loading the model",
+    "serve": "looking for the model and its server",
+    "push": "reading the model",
+    "register": "looking for the run's model",
+    "deploy": "looking for the model",
+    "undeploy": "looking for the endpoint",
+    "convert": "reading the weights",
+    "checkpoint inspect": "reading the checkpoint",
+    "checkpoint diff": "reading the checkpoints",
+    "checkpoint verify": "reading the checkpoint",
+    "images": "listing the images",
+    "image build": "reading what the image needs",
+    "image verify": "looking for the image",
+    "image pull": "looking for the image",
+    "image tiny": "making the image",
+    "evaluate": "loading the model and the tasks",
+    "data prepare": "preparing the text",
+    "data merge": "reading the data sets",
+    "data split": "reading the data set",
+    "data inspect": "reading the data set",
+    "data report": "reading the text",
+    "data export": "reading the data set",
+    "data import": "reading the data set",
+    "demo": "preparing the demo",
+    "doctor": "looking at this machine",
+    "config show": "reading the config",
+    "config set": "reading the config",
+    "config schema": "collecting the keys of a config",
+    "cluster template": "reading the config",
+    "cluster network": "reading the config",
+    "cluster clean": "looking for runs in the shared folder",
+    "pool list": "looking for warm pools",
+    "pool extend": "looking for the training plan",
+    "pool release": "looking for warm pools",
+    "local status": "looking at jobs and disk",
+    "local env": "starting the control plane of this machine",
+    "local clean": "looking for what may go",
+}
+"""The first line of each command that takes more than half a second."""
+_QUIET = {"--help", "-h", "--json"}
+
+
+def announce(argv: Sequence[str]) -> None:
+    """Write the command's first line to standard error, unless a person or a program reads it."""
+    line = WORK.get(argv[0]) or WORK.get(" ".join(argv[:2]))
+    if line is None or not has_pipe() or not _QUIET.isdisjoint(argv):
+        return
+    with suppress(OSError):  # standard error is closed: the command goes on without it
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def has_pipe() -> bool:
+    """Whether errors go to a pipe or a file; not if a caller in this process collects them."""
+    stream = sys.__stderr__
+    return stream is not None and stream is sys.stderr and not stream.isatty()
