@@ -160,7 +160,28 @@ def _config_of(answers: dict[str, str], file: Path) -> tuple[JobConfig, str]:
         mesh=_has_known_shape(model_path),
     )
     content["model"]["path"] = model
-    return _config_and_text(content, file, open_keys=machines.instance_type is not None)
+    open_keys = machines.instance_type is not None
+    config, text = _config_and_text(content, file, open_keys=open_keys)
+    if (interval := _best_save_interval(config)) is None:
+        return config, text
+    content["train"]["save_interval"] = interval
+    return _config_and_text(content, file, open_keys=open_keys)
+
+
+def _best_save_interval(config: JobConfig) -> int | None:
+    """The steps between checkpoints that lose least time by the plan; None if it has no such
+    figure.
+    """
+    from smtrain.client.planner.plan import plan
+    from smtrain.core.errors import ConfigError
+
+    if TARGETS[config.target].here or not _has_known_shape(config.model.path):
+        return None  # a plan of this machine knows nothing of interruptions
+    try:
+        best = plan(config).save_interval_steps
+    except ConfigError:  # smtrain plan says why
+        return None
+    return best and min(best, config.train.steps)
 
 
 def _config_and_text(

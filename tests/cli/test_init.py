@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from smtrain import ConfigError, load_config
+from smtrain import ConfigError, load_config, plan
 from smtrain.cli.init import app
 from smtrain.core.config.schema import FILE
 
@@ -60,6 +60,18 @@ def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model:
     assert all(
         text.splitlines()[text.splitlines().index(key) - 1].startswith("  # ") for key in keys
     ), "each explained"
+
+
+def test_it_saves_as_often_as_the_plan_says(capsys: pytest.CaptureFixture[str]) -> None:
+    init(
+        "--model", "hf://Qwen/Qwen3-8B-Base", "--data", "s3://bucket/text/",
+        "--machines", "ml.p5.48xlarge",
+    )  # fmt: skip
+    config = load_config("smtrain.yaml")
+    planned = plan(config)
+    assert config.train.save_interval == min(planned.save_interval_steps or 0, config.train.steps)
+    assert config.train.save_interval != 100, "the default"
+    assert not [text for text in planned.warnings if text.startswith("train.save_interval")]
 
 
 def test_paths_are_those_of_the_config_wherever_it_lies(
