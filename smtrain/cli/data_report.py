@@ -11,7 +11,7 @@ from smtrain.cli import options
 from smtrain.cli.data_options import FLAGS, CleaningOptions, config_of, require_name
 from smtrain.cli.dispatch import register_flags
 from smtrain.core.errors import ConfigError, DataError
-from smtrain.core.files import only_writer, write_atomically
+from smtrain.core.files import no_folder_fault, only_writer, write_atomically
 from smtrain.core.text import say
 
 
@@ -59,11 +59,10 @@ def report(
     from smtrain.worker.data.read.ignored_fields import ignored_text_sentence
     from smtrain.worker.data.report import page
 
-    if Path(out).is_dir() or not Path(out).parent.is_dir():
-        raise ConfigError(
-            f"--out {out}: its folder does not exist; name a file in an existing folder",
-            code="config.wrong_value",
-        )
+    is_folder = Path(out).is_dir()
+    fault = "is a folder; name a file in it" if is_folder else no_folder_fault(Path(out).parent)
+    if fault:
+        raise ConfigError(f"--out {out}: {fault}", code="config.wrong_value")
     with only_writer(Path(out), DataError):
         if not overwrite:
             refuse_others(Path(out))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.text import say
 
 app = options.app()
@@ -54,6 +55,10 @@ def deploy(
     """
     from smtrain.tools.serve.deploy import deploy as deployed
 
+    register_flags(
+        {"instance_type": "--instance", "instance_count": "--instances", "for": "--for"}
+        | {"max_length": "--max-length"}
+    )
     seconds = options.seconds_of("--for", for_)
     deployed(
         model,

@@ -167,10 +167,11 @@ def verify(
     $ smtrain image verify my-image --for run.yaml  # for the jobs of one config
     """
     from smtrain.core.errors import LocalError
-    from smtrain.plane.docker import connect, local_image
+    from smtrain.plane.docker import check_image_name, connect, local_image
     from smtrain.stages import STAGES
     from smtrain.tools.image.verify import verify as look_at
 
+    check_image_name(image)
     _say_unpatched(image)
     job = _load(config, set_) if config else None
     if job is None and set_:
@@ -208,9 +209,10 @@ def pull(
     """
     from smtrain.core.config.units import spell_bytes
     from smtrain.core.errors import ConfigError
-    from smtrain.plane.docker import connect, present_image
+    from smtrain.plane.docker import check_image_name, connect, present_image
     from smtrain.tools.image import registry
 
+    check_image_name(image)
     _say_unpatched(image)
     client = connect("")
     if present_image(client, image):
@@ -255,9 +257,10 @@ def tiny(
     $ smtrain image tiny  # then: smtrain run run.yaml --docker --set local.image=smtrain-tiny
     """
     from smtrain.core.errors import LocalError
-    from smtrain.plane.docker import connect
+    from smtrain.plane.docker import check_image_name, connect
     from smtrain.plane.server.containers.scratch_image import make
 
+    check_image_name(name)
     if root is not None and not Path(root, "usr").is_dir():
         raise LocalError(
             f"--from {root}: is not a root folder, as it has no folder usr; `debootstrap` makes one"

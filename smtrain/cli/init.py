@@ -71,13 +71,11 @@ def init(
     $ smtrain init my-run.yaml --model hf://HuggingFaceTB/SmolLM2-135M --data texts/ --machines here  # asks nothing
     """
     from smtrain.core.errors import ConfigError
-    from smtrain.core.files import only_writer, write_atomically
+    from smtrain.core.files import no_folder_fault, only_writer, write_atomically
 
     _refuse_existing(file, force)
-    if file.parent != Path() and not file.parent.is_dir():
-        raise ConfigError(
-            f"{file.parent}: no such folder; make it first", code="config.wrong_value"
-        )
+    if fault := no_folder_fault(file.parent):
+        raise ConfigError(fault, code="config.wrong_value")
     config, text = _ask_until_valid(
         {"--model": model, "--data": data, "--machines": machines}, file
     )
@@ -127,7 +125,16 @@ def _ask_until_valid(options: dict[str, str | None], file: Path) -> tuple[JobCon
         )
     if open_options:
         say("Three questions; Enter takes what is in brackets.")
-    answers = {option: value or _QUESTIONS[option][1] for option, value in options.items()}
+    for option in ("--model", "--data"):
+        if options[option] == "":
+            raise ConfigError(
+                f"{option}: is an empty name; give one, such as {_QUESTIONS[option][1]}",
+                code="config.wrong_value",
+            )
+    answers = {
+        option: _QUESTIONS[option][1] if value is None else value
+        for option, value in options.items()
+    }
     questions = open_options
     while True:
         for option in questions:
@@ -241,6 +248,8 @@ def _say_size(config: JobConfig, is_known_shape: bool) -> None:
                 f" {_EPOCHS} a text teaches little new; add text, or set train.steps:"
                 f" {_EPOCHS * steps}"
             )
+    elif size == 0:
+        say(f"! data.path: {config.data.path} holds no text yet; put some there before the run")
     if is_known_shape and is_here(config):
         plan = plan_here(config)
         if plan.hours is not None:

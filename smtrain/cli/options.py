@@ -151,8 +151,8 @@ class ConfigOptions:
         return list(self.set_ or ())
 
     def refuse_local(self, product: str) -> None:
-        """Raise `ConfigError` if the config's jobs run on this machine, which has no `product`, and
-        no target is given.
+        """Raise `ConfigError` if the config's jobs need no `product`, as only AWS has it: before the
+        keys of their target are asked for.
 
         SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's
         account.
@@ -162,11 +162,15 @@ class ConfigOptions:
         from smtrain.client.planner.resolve import load_config
         from smtrain.core.errors import ConfigError
 
-        default_target = TARGETS.get(os.environ.get("SMTRAIN_TARGET", ""))
-        is_unasked = self.target is None and not (default_target and default_target.here)
-        if is_unasked and TARGETS[load_config(self.config, set_=self.keys()).target].here:
+        target = self.target_name or os.environ.get("SMTRAIN_TARGET", "")
+        if target in TARGETS and TARGETS[target].sagemaker:
+            return
+        if target not in TARGETS:
+            target = load_config(self.config, set_=self.keys()).target
+        if not TARGETS[target].rented:
+            place = "here" if TARGETS[target].here else "there"
             raise ConfigError(
-                f"target: is local, and jobs here need no {product}; add --target aws, or set"
+                f"target: is {target}, and jobs {place} need no {product}; add --target aws, or set"
                 " target: aws",
                 code="config.combination",
             )
@@ -417,15 +421,27 @@ def say_kept(reason_by_run: dict[str, str]) -> None:
 
 
 def folder_of(option: str, text: str | None) -> str | None:
-    """An output folder as it was typed; raises `JobError` for an empty name or a file."""
-    from pathlib import Path
+    """An output folder as it was typed.
+
+    Raises `JobError` for an empty name, for a file, and for a place that may not be written: the
+    command's work would be lost at its end.
+    """
+    import os
 
     from smtrain.core.errors import JobError
 
-    if text is not None and not text.strip():
+    if text is None or "://" in text:
+        return text
+    if not text.strip():
         raise JobError(f"{option} is an empty name; name a folder (`.` is the working directory)")
-    if text is not None and Path(text).is_file():
-        raise JobError(f"{option}: {text} is a file; name a folder")
+    above = os.path.abspath(text)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if os.path.isfile(above):
+        file = text if os.path.isfile(text) else above
+        raise JobError(f"{option}: {file} is a file; name a folder")
+    if not os.access(above, os.W_OK):
+        raise JobError(f"{option}: {above} is read-only: make it writable, or name another folder")
     return text
 
 

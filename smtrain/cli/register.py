@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.text import say
 
 app = options.app()
@@ -38,6 +39,7 @@ def register(
     """
     from smtrain.tools.publish.register import register as registered
 
+    register_flags({"instance_type": "--instance"})
     registered(
         run,
         instance,

@@ -73,7 +73,7 @@ def announce(argv: Sequence[str]) -> None:
     line = WORK.get(argv[0]) or WORK.get(" ".join(argv[:2]))
     if line is None or not has_pipe() or not _QUIET.isdisjoint(argv):
         return
-    with suppress(OSError):  # standard error is closed: the command goes on without it
+    with suppress(OSError):  # standard error is closed, which is no reason to end
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -55,9 +55,9 @@ def home() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
         raise SmtrainError(
-            f"{folder} cannot be made ({error.strerror}); set SMTRAIN_HOME to a folder you can"
-            " write",
+            f"{folder} cannot be made ({reason}); set SMTRAIN_HOME to a folder you can write",
             code="disk.unwritable",
         ) from None
     return folder
@@ -119,8 +119,14 @@ def only_writer(
     Makes the folder of that file if needed. Raises `error` if another process holds it.
     """
     path = lock or Path(output).with_name(f".{Path(output).name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if (handle := hold(path)) is None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = hold(path)
+    except OSError as problem:
+        if problem.filename == str(path):
+            problem.filename = str(output)  # users do not know the lock
+        raise
+    if handle is None:
         raise error(f"{output} is being written by another process; wait until it has ended")
     try:
         yield
@@ -235,6 +241,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def no_folder_fault(folder: Path) -> str | None:
+    """The fault and the remedy if a file cannot be written into this folder; None if it is one."""
+    if folder.is_dir():
+        return None
+    if folder.exists():
+        return f"{folder} is a file, not a folder; name a file in a folder"
+    return f"{folder}: no such folder; make it first"
+
+
 def probe(folder: Path) -> None:
     """Raise OSError if the disk of this folder cannot be written to."""
     file = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
@@ -243,6 +258,9 @@ def probe(folder: Path) -> None:
             if handle.write(bytes(_PROBE_BYTES)) < _PROBE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(handle.fileno())
+    except OSError as error:
+        error.filename = str(folder)
+        raise
     finally:
         file.unlink(missing_ok=True)
 

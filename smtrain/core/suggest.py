@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -85,13 +86,33 @@ def variable_fault(text: str) -> str:
     return f"{variable[0]} is not expanded here, so write its value; " if variable else ""
 
 
+def missing_fault(path: str | Path) -> str:
+    """`does not exist; ` with the probable reason, or the kind of a path other than a file or a
+    folder.
+    """
+    if os.path.exists(path):
+        return "is a device, a pipe or a socket, not a regular file; "
+    return f"does not exist; {near_path(path)}"
+
+
+def _is_loop(link: Path) -> bool:
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 def near_path(path: str | Path) -> str:
     """The probable reason why a path does not exist, with a space at its end; else empty.
 
-    It is a link to nothing, holds a variable of a shell, or its folder holds a similar name.
+    It is a link to nothing or to itself, holds a variable of a shell, or its folder holds a similar
+    name.
     """
     wrong = Path(path)
     if wrong.is_symlink() and not wrong.exists():
+        if _is_loop(wrong):
+            return "it is a link that leads back to itself; "
         return f"it is a link to {wrong.readlink()}, which is missing; "
     if os.path.lexists(wrong):  # it exists, but as another kind of file than the caller needs
         return ""

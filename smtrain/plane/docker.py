@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -34,6 +35,11 @@ _ACCESS_REMEDIES = {
         " `systemctl --user start podman.socket`"
     ),
 }
+_PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:sha256:)?{_PART}(?::\d+)?(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
+    re.ASCII,
+)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -131,6 +137,15 @@ def sentence(error: BaseException, attempt: str) -> str:
     return f"{attempt} failed: {name} said: {text}"
 
 
+def check_image_name(name: str) -> None:
+    """Raise `LocalError` for a name that no image can have (the OCI distribution specification)."""
+    if not _IMAGE.fullmatch(name):
+        raise LocalError(
+            f"{name!r} cannot be the name of an image; use lower-case letters, digits and . - _ /,"
+            " and a tag such as :1"
+        )
+
+
 def local_image(client: Any, name: str) -> Any:
     """An image of this machine.
 
@@ -149,10 +164,11 @@ def local_image(client: Any, name: str) -> Any:
 def present_image(client: Any, name: str) -> Any:
     """An image of this machine, None if it is not here.
 
-    Raises `LocalError` if it is for another processor.
+    Raises `LocalError` if it is for another processor, or if no image can have this name.
     """
     import docker.errors
 
+    check_image_name(name)
     try:
         image = client.images.get(name)
     except docker.errors.ImageNotFound:

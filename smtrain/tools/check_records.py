@@ -20,7 +20,7 @@ from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.extras import missing_module
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import HUBS, JUMPSTART, split_uri
 from smtrain.tools.check_hub import hub_findings
 
 if TYPE_CHECKING:
@@ -67,11 +67,16 @@ def _records(context: Context, kind: Kind) -> Iterator[Finding]:
     paths = [source.path for source in context.chain.given.data.all_sources]
     sources = [path for path in paths if _is_read(context, path)]
     hub_sources = [path for path in paths if path.startswith("hf://")]
-    if (
-        "prepare" not in context.stages
-        or not (sources or hub_sources)
-        or context.model_path.startswith("hf://")
-    ):
+    if "prepare" not in context.stages or not (sources or hub_sources):
+        return
+    if context.model_path.startswith((*HUBS, JUMPSTART)):
+        yield Finding(
+            kind,
+            "warning",
+            f"the first {kind} were not read, as the tokenizer of {context.model_path} comes with"
+            " the job",
+            "download the model and give its folder in model.path, to have them read here",
+        )
         return
     try:
         with tempfile.TemporaryDirectory() as folder:

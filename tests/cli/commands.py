@@ -7,14 +7,13 @@ row.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 from smtrain import cli
+from smtrain.cli.work import WORK
 
 JOB, FOLDER = "JOB", "FOLDER"
 """Placeholders in `of_job` for a job's name and an output folder."""
@@ -293,11 +292,7 @@ def in_the_package() -> Iterator[str]:
         )
 
 
-WORK_LINES = frozenset(
-    line
-    for file in Path(cli.__file__).parent.glob("*.py")
-    for line in re.findall(r'work="([^"]+)"', file.read_text("utf-8"))
-)
+WORK_LINES = frozenset(WORK.values())
 """The lines with which slow commands begin in a pipe."""
 
 

@@ -24,6 +24,7 @@ from smtrain.core.config.training import Train
 from smtrain.worker.checkpoint.targets import make_target
 from tests.cli.commands import COMMANDS, error_lines, in_the_package
 from tests.cli.newcomers import GROUPED, Row, call_of, more_files
+from tests.cli.odd_uses import ODD, odd_files
 from tests.cli.wrong_uses import Use, uses, world
 from tests.conftest import LLAMA
 from tests.typed import typed
@@ -40,6 +41,7 @@ RAW: dict[str, Any] = {
         "processes_per_instance": 2,
     },
 }
+TABLES = {**GROUPED, **ODD}
 FINDINGS = "check"  # tells faults on stdout, as findings
 
 
@@ -60,6 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, local_home: Path) -> Iterat
     )
     world(root, RAW)
     more_files(root)
+    odd_files(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("COLUMNS", "80")
@@ -117,11 +120,11 @@ def test_every_wrong_use_is_a_sentence(rest: bool, folder: Path) -> None:
 
 
 def test_the_table_of_newcomers_has_every_use_once() -> None:
-    calls = [row[0] for rows in GROUPED.values() for row in rows]
-    assert len(calls) == len(set(calls)) >= 146
+    calls = [row[0] for rows in TABLES.values() for row in rows]
+    assert len(calls) == len(set(calls)) >= 240
 
 
-@pytest.mark.parametrize("rows", GROUPED.values(), ids=GROUPED)
+@pytest.mark.parametrize("rows", TABLES.values(), ids=TABLES)
 def test_what_newcomers_do_is_answered_with_the_nearest_right_thing(
     rows: list[Row], folder: Path
 ) -> None:

@@ -118,7 +118,8 @@ def sagemaker_backend_of_job(
     names = [record.name for record in TARGETS.values() if record.sagemaker]
     if word and word not in names:
         raise ConfigError(
-            f"SMTRAIN_TARGET is {word!r}; {hint(word, names, table('word_names')['values'])}",
+            f"{f'target: got {word!r}' if target else f'SMTRAIN_TARGET is {word!r}'};"
+            f" endpoints are SageMaker's; {hint(word, names, table('word_names')['values'])}",
             code="config.wrong_value",
         )
     is_local = (

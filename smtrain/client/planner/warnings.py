@@ -175,7 +175,7 @@ def neuron_warnings(
         out.append(
             f"{with_article(pair.kind)} is on chips {chips}, which the torus does not connect: the"
             " pipeline needs send and receive between them, which TorchNeuron may lack; pp 1 and 4"
-            " stages on a host do not (`smtrain help trainium`)"
+            " stages on a host do not (`smtrain help trainium-reference`)"
         )
     lack = flash_lack(
         work.seq_len,

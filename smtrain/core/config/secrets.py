@@ -2,7 +2,7 @@
 randomness.
 
 Our own rules apply everywhere. On machines with detect-secrets, which every client has, its
-patterns of issuers' tokens are added; a container has only our rules. Rates: docs/secrets.md.
+patterns of issuers' tokens are added; a container has only our rules. Rates: docs/secrets-reference.md.
 """
 
 from __future__ import annotations

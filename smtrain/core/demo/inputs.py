@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from smtrain.core.demo.documentation import documentation
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import home
 from smtrain.core.spinner import spinner
+from smtrain.core.suggest import hint
 from smtrain.core.text import Say
 
 TEXT, QUESTIONS, HELP = "demo://python-stdlib", "demo://python-questions", "demo://python-help"
 MODEL, SMOLLM2 = "demo://tiny-llama", "demo://smollm2"
+TEXTS, MODELS = (TEXT, QUESTIONS, HELP), (MODEL, SMOLLM2)
 VOCABULARY = 512
 END = "<|endoftext|>"
 # Alpaca's headings, which need no special tokens; the end of text ends an answer
@@ -83,6 +85,14 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def demo_fault(uri: str, names: Sequence[str]) -> str | None:
+    """The fault of a demo:// URI that must be one of TEXTS or MODELS; None if it is."""
+    if not uri.startswith("demo://") or uri in names:
+        return None
+    kind = "model" if names == MODELS else "text"
+    return f"{uri} is not a demo {kind}; {hint(uri, names)}"
 
 
 def demo_config(uri: str = MODEL) -> dict[str, Any] | None:

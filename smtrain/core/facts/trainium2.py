@@ -6,7 +6,7 @@ host are one chip, two neighbours (the last of a row or column is the first one'
 whole row or column of the 4 x 4 torus, or a rectangle of these, and if every chip gives the same
 cores. Any other group ends with "failed to init a collective algorithm ... no_hier no_mesh" at its
 first use (read in AWS's vllm-omni-neuron, 2026-10; not tried by us). Trainium3 has a switch, so the
-rule does not apply to it, and it does not apply to Trainium1. docs/trainium.md explains the rule.
+rule does not apply to it, and it does not apply to Trainium1. docs/trainium-reference.md explains the rule.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
     return (
         f"{with_article(group.kind)} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE}"
         " torus connects one chip, two neighbours, whole rows and columns, and rectangles of these"
-        " (`smtrain help trainium`)"
+        " (`smtrain help trainium-reference`)"
     )
 
 

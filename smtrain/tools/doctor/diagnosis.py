@@ -15,7 +15,7 @@ from typing import Any
 from smtrain.client.findings import Finding, Report
 from smtrain.client.planner.machines import GIB
 from smtrain.core.errors import ConfigError
-from smtrain.core.files import probe, write_atomically
+from smtrain.core.files import no_folder_fault, probe, write_atomically
 from smtrain.core.pages.charts import chart
 from smtrain.core.pages.page import Cell, number, render
 from smtrain.core.spinner import spinner
@@ -289,9 +289,9 @@ def refuse(file: Path | None, option: str, overwrite: bool) -> None:
             f" doctor{_ENDINGS[option]}",
             code="config.wrong_value",
         )
-    if not file.absolute().parent.is_dir():
+    if fault := no_folder_fault(file.parent):
         raise ConfigError(
-            f"{option}: the folder {file.parent} does not exist; make it, or name another file",
+            f"{option}: {fault}",
             code="config.wrong_value",
         )
     probe(file.absolute().parent)

@@ -463,7 +463,7 @@ def _own_machine(run: RunAccount) -> list[str]:
     if not run.target.record.queues or not name or name.startswith("ml.") or instance(name):
         return []
     return [
-        f"# first describe {name} under machines in run.yaml (docs/gpus.md): its jobs do not keep"
+        f"# first describe {name} under machines in run.yaml (`smtrain help gpus`): its jobs do not keep"
         " that entry"
     ]
 

@@ -109,11 +109,9 @@ def deploy(
             f"for: {spell(seconds)} is less than an endpoint takes to start; give at least 15m",
             code="config.wrong_value",
         )
-    if instance_count < 1 or (max_length is not None and max_length < 1):
-        raise ConfigError(
-            f"instance_count and max_length: got {instance_count} and {max_length}; give 1 or more",
-            code="config.wrong_value",
-        )
+    for key, number in (("instance_count", instance_count), ("max_length", max_length)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{key}: got {number}; give 1 or more", code="config.wrong_value")
     refuse_unknown_type(instance_type)
     if not model.isprintable():
         raise JobError(
@@ -166,7 +164,7 @@ def refuse_unknown_type(instance_type: str) -> None:
         suggestion = instance_meant(instance_type) or nearest(instance_type, known_types)
         meant = f"did you mean {suggestion}?" if suggestion else "take one such as ml.g6e.xlarge"
         raise ConfigError(
-            f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}",
+            f"instance_type: {instance_type!r} is no instance type that boto3 knows; {meant}",
             code="config.wrong_value",
         )
 

@@ -2659,6 +2659,18 @@ PAI = (
             {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]},
         ),
     ),
+    case(
+        "local",
+        {"model.path": "demo://tiny-lama"},
+        "model.path: demo://tiny-lama is not a demo model",
+        ("did you mean demo://tiny-llama?", {"model.path": "demo://tiny-llama"}),
+    ),
+    case(
+        "local",
+        {"data.path": "demo://tiny-llama"},
+        "data.path: demo://tiny-llama is not a demo text",
+        ("known: demo://python-stdlib", {"data.path": "demo://python-stdlib"}),
+    ),
     case("pai", {"data.path": "s3://bucket/text"}, "is not a path, oss://, hf:// or demo://"),
     case(
         "pai",

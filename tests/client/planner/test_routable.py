@@ -188,7 +188,7 @@ def test_the_sentence_names_the_chips_and_a_mesh() -> None:
     assert told == [
         "parallel: with tp 8 x pp 1 x dp 8, a data-parallel group would be chips 0, 2, 4, 6, 8,"
         f" 10, ... of {TRN2}, whose 4 x 4 torus connects one chip, two neighbours, whole rows and"
-        " columns, and rectangles of these (`smtrain help trainium`); set parallel: auto, which gives tp"
+        " columns, and rectangles of these (`smtrain help trainium-reference`); set parallel: auto, which gives tp"
         " 4 x pp 1 x dp 16 with micro-batches of 1"
     ]
 

@@ -49,7 +49,7 @@ class Clients:
     def __post_init__(self) -> None:
         if self.name not in get_args(TargetName) or not self.record.sagemaker:
             raise ConfigError(
-                f"target: got {self.name!r}; it is one of {', '.join(TARGETS)}",
+                f"target: got {self.name!r}; this needs SageMaker, so it is local or aws",
                 code="config.wrong_value",
             )
 

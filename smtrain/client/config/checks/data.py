@@ -250,10 +250,20 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
             yield {key}, f"{key}: {hint}"
         elif "://" in path and not path.startswith(known_prefixes):
             yield {key}, f"{key}: {path} is not {_words(config.target, 'hf://')}"
+        elif fault := _demo_text_fault(path):
+            yield {key}, f"{key}: {fault}"
         elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
             remedy = f"{near_path(path)}give a file, a folder, a glob or {A_URI[store]}"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
     yield from _other_path_faults(config)
+
+
+def _demo_text_fault(path: str) -> str | None:
+    if not path.startswith("demo://"):
+        return None
+    from smtrain.core.demo.inputs import TEXTS, demo_fault
+
+    return demo_fault(path, TEXTS)
 
 
 def _words(target: str, *hub: str) -> str:

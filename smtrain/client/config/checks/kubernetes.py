@@ -50,7 +50,7 @@ KUBERNETES = (
         "compute.image",
         lambda c: c.compute.image is None,
         "compute.image: is missing, and a cluster has no default; name an image with Python and the"
-        " packages of smtrain[train] (docs/kubernetes.md)",
+        " packages of smtrain[train] (`smtrain help kubernetes`)",
     ),
     Rule(
         "kubernetes.resources compute.instance_type",

@@ -23,6 +23,7 @@ from smtrain.core.files import read_object
 from smtrain.core.model.hf_folder import tokenizer_digest
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage, vocabulary_fault
+from smtrain.core.suggest import missing_fault
 
 _AS_TEXT = "data.format: text"
 _HEAD = 1 << 16
@@ -68,7 +69,9 @@ def _text_faults(config: JobConfig, pattern: str) -> Iterator[str]:
             for file in text_files
             if file.is_file()
         ]
-        if not files:
+        if not files and path.exists():
+            yield f"{path} {missing_fault(path)}give a file, a folder or a glob"
+        elif not files:
             yield f"no file matches {pattern}; correct the pattern"
         elif lone := next(
             (f for f, file_form in files if file_form == "megatron" and not _is_pair(f)), None

@@ -302,6 +302,14 @@ def respelled_model(config: JobConfig) -> str | None:
     )
 
 
+def _demo_model_fault(path: str) -> str | None:
+    if not path.startswith("demo://"):
+        return None
+    from smtrain.core.demo.inputs import MODELS, demo_fault
+
+    return demo_fault(path, MODELS)
+
+
 def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fault]:
     """Faults of `model.path` that can be found offline; `shape_alone` as for `model_faults`."""
     path = config.model.path
@@ -332,6 +340,8 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             )
         elif archive := archive_fault(path):
             yield {"model.path"}, f"model.path: {path} {archive}"
+        elif fault := _demo_model_fault(path):
+            yield {"model.path"}, f"model.path: {fault}"
     else:
         hf_config, fault = _read_config(Path(path), object_store(config.target))
         if fault:

@@ -20,7 +20,7 @@ from smtrain.core.errors import DataError, SmtrainError, first_line, read_remedy
 from smtrain.core.facts import table
 from smtrain.core.protocol.s3_probe import s3_outage
 from smtrain.core.protocol.uris import spelling_fault
-from smtrain.core.suggest import hint, near_path
+from smtrain.core.suggest import hint, missing_fault
 from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, open_hub_file
 from smtrain.worker.object_store import (
     StorageError,
@@ -166,7 +166,7 @@ def _find(
             if correction := spelling_fault(text, ("s3://", HUB), data=True):
                 raise DataError(f"{correction}.")
             raise DataError(
-                f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an"
+                f"{inputs} {missing_fault(inputs)}give a file, a folder, a glob or an"
                 " s3:// URI of text.",
                 code="data.not_found",
             )
@@ -222,7 +222,7 @@ def _kind_of_one(path: Path, format: Format) -> str:
     if kind is None:
         raise DataError(
             f"{name} has an ending that says nothing about its format; set data.format to "
-            f"{', '.join(list(ENDINGS)[:-1])} or text."
+            f"{', '.join(kind for kind in ENDINGS if kind != 'text')} or text."
         )
     return kind
 
