@@ -270,6 +270,21 @@ def test_a_data_set_of_the_hub_is_read_if_it_comes_soon(
     )
 
 
+@pytest.mark.parametrize("path", ["hf://org/model", "modelscope://org/model", "jumpstart://model"])
+def test_a_model_that_comes_with_the_job_is_named_as_the_reason(
+    path: str, local_home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(*MIXED))
+    sections: dict[str, Any] = {"model": {"path": path}, "data": {"path": tmp_path / "a.jsonl"}}
+    config = smtrain.load_config({"name": "d", "target": "local", **sections})
+    context = Context(Chain(config, backend_of(config, "local")), ("fetch", "prepare"))
+    (found,) = RECORD_CHECKS["documents"](context)
+    assert isinstance(found, Finding)
+    assert found.level == "warning"
+    assert found.text.startswith(f"the first documents were not read, as the tokenizer of {path}")
+    assert "give its folder in model.path" in str(found.remedy)
+
+
 def test_a_hub_that_does_not_answer_is_not_waited_for(
     local_home: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
