@@ -19,22 +19,22 @@ ENDED = {
     "22.04 for every cluster": r"\[default: ubuntu2204\]",
 }
 FACTS = {
-    "docs/trainium.md": (
+    "docs/trainium-reference.md": (
         r"2\.29\.1 \| the last release that supports training with PyTorch/XLA",
         r"2\.28 \| AWS's advice in three announcements",
         r"last release of NxD Training",
         r"aws-neuron-sdk 81ce03a \(2026-08-21\)",
         r"guide teaches pipelines on torch\.distributed \(2026-10-15\)",
         r"contradict each other",
-        r"botocore 1\.44\.8",
         r"shows the\s+interval of speed, time and dollars first",
     ),
+    "docs/trainium.md": (r"botocore 1\.44\.8",),
     "docs/launch-reference.md": (
         r"first part of 2\.33's list \(2026-10-14\)",
         r"`TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION` \| default 1",
     ),
     "docs/serve.md": (r"On ml\.trn2\.48xlarge the image is vLLM Neuron's",),
-    "docs/request-70b.md": (r"trainium\.md#what-has-ended",),
+    "docs/request-70b.md": (r"trainium-reference\.md#what-has-ended",),
     "smtrain/core/facts/images.toml": (
         r"stay on 2\.28 \(announcements in aws-neuron-sdk 81ce03a\)",
     ),

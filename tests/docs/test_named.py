@@ -137,7 +137,9 @@ def test_each_line_of_a_plan_has_a_row_in_the_order_in_which_it_is_printed() -> 
     printed = typed("plan", str(ROOT / PLANNED)).stdout.splitlines()
     named = [
         cells[0].strip("`")
-        for cells in rows((DOCS / "planner.md").read_text("utf-8"), "The output, line by line")
+        for cells in rows(
+            (DOCS / "planner-reference.md").read_text("utf-8"), "The output, line by line"
+        )
     ]
     explained = [(line, row_of(line, named)) for line in printed[1:] if line]
     assert [line for line, row in explained if row is None] == [], "no row explains it"

@@ -157,7 +157,7 @@ def benchmark() -> ModuleType:
 @pytest.mark.parametrize("library", [True, False], ids=["client", "container"])
 def test_rates_on_generated_secrets_and_innocent_values(library: bool) -> None:
     """scripts/bench leaks at a twentieth of its size; the rates of the whole are in
-    docs/secrets.md.
+    docs/secrets-reference.md.
     """
     bench = benchmark()
     try:
