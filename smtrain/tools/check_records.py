@@ -20,7 +20,7 @@ from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.extras import missing_module
-from smtrain.core.protocol.uris import HUBS, JUMPSTART, split_uri
+from smtrain.core.protocol.uris import HUBS, split_uri
 from smtrain.tools.check_hub import hub_findings
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _records(context: Context, kind: Kind) -> Iterator[Finding]:
     hub_sources = [path for path in paths if path.startswith("hf://")]
     if "prepare" not in context.stages or not (sources or hub_sources):
         return
-    if context.model_path.startswith((*HUBS, JUMPSTART)):
+    if context.model_path.startswith(HUBS):
         yield Finding(
             kind,
             "warning",

@@ -270,7 +270,7 @@ def test_a_data_set_of_the_hub_is_read_if_it_comes_soon(
     )
 
 
-@pytest.mark.parametrize("path", ["hf://org/model", "modelscope://org/model", "jumpstart://model"])
+@pytest.mark.parametrize("path", ["hf://org/model", "modelscope://org/model"])
 def test_a_model_that_comes_with_the_job_is_named_as_the_reason(
     path: str, local_home: Path, tmp_path: Path
 ) -> None:
