@@ -434,14 +434,14 @@ def folder_of(option: str, text: str | None) -> str | None:
         return text
     if not text.strip():
         raise JobError(f"{option} is an empty name; name a folder (`.` is the working directory)")
-    above = os.path.abspath(text)
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-    if os.path.isfile(above):
-        file = text if os.path.isfile(text) else above
+    parent = os.path.abspath(text)
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if os.path.isfile(parent):
+        file = text if os.path.isfile(text) else parent
         raise JobError(f"{option}: {file} is a file; name a folder")
-    if not os.access(above, os.W_OK):
-        raise JobError(f"{option}: {above} is read-only: make it writable, or name another folder")
+    if not os.access(parent, os.W_OK):
+        raise JobError(f"{option}: {parent} is read-only: make it writable, or name another folder")
     return text
 
 

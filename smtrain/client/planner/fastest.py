@@ -105,7 +105,7 @@ class FastestMeshes:
         if key not in self._slots:
             self._slots[key] = self._make(tp, pp, ep, cp)
         slots = self._slots[key]
-        once = [self._time_once(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
+        single_times = [self._time_once(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
         timings: list[tuple[float, int, int, Recompute, int]] = []
         for m, ways in slots.ways.items():
             count, remainder = divmod(work.global_batch, dp * m)
@@ -114,8 +114,8 @@ class FastestMeshes:
                     (
                         count * slot
                         + mean_others
-                        + once[form][0] * (count if work.shards_fully else 1)
-                        + once[form][1],
+                        + single_times[form][0] * (count if work.shards_fully else 1)
+                        + single_times[form][1],
                         i,
                         m,
                         r,

@@ -291,8 +291,8 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
         # A process makes its part of the files on the host, and the first of those that share a
         # stage the whole weights of it.
         stages = min(machine.cores, mesh.tp * mesh.pp)
-        whole = max(stage_numbers(work.shape, mesh, stage) for stage in (0, mesh.pp - 1))
-        state += stages * whole * work.width
+        stage_parameters = max(stage_numbers(work.shape, mesh, stage) for stage in (0, mesh.pp - 1))
+        state += stages * stage_parameters * work.width
         largest += machine.cores * 12.0 * shard
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
@@ -421,8 +421,8 @@ def _saved_by_latents(work: Work, mesh: Mesh, latent: LatentSizes) -> float:
 
 def _widest_mlp(shape: ModelShape) -> int:
     """The units of the MLP of a layer, or of the expert that all tokens share."""
-    shared = 0 if shape.experts is None else shape.experts.shared
-    return max(shape.intermediate if shape.has_mlp else 0, shared)
+    shared_width = 0 if shape.experts is None else shape.experts.shared
+    return max(shape.intermediate if shape.has_mlp else 0, shared_width)
 
 
 def _block_norms(shape: ModelShape) -> int:
@@ -884,8 +884,8 @@ def standing_bytes(work: Work, mesh: Mesh) -> float:
         if work.has_mask and mesh.cp == 1 and not work.varlen
         else 0.0
     )
-    turned = sum({kind.rotary_head_dim for kind in shape.kinds})
-    return ids + t * (2.0 * work.width * turned + 8) + mask
+    rotary_width = sum({kind.rotary_head_dim for kind in shape.kinds})
+    return ids + t * (2.0 * work.width * rotary_width + 8) + mask
 
 
 def _repeats_kv_heads(work: Work, mesh: Mesh) -> bool:

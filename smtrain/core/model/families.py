@@ -16,7 +16,7 @@ _FOUR_NORMS = (
 )
 
 _COUNTS = ("num_experts", "num_local_experts")
-_SHARED = ExpertNames(
+_SHARED_EXPERT = ExpertNames(
     counts=("num_experts",),
     width="moe_intermediate_size",
     shared="mlp.shared_expert",
@@ -283,7 +283,7 @@ FAMILIES: dict[str, Family] = {
             ignored=("mtp.", "visual.", "model.visual."),
             mtp="mtp_num_hidden_layers",
             since=5,
-            experts=replace(_SHARED, some_layers=False, joined=True, normalised=True),
+            experts=replace(_SHARED_EXPERT, some_layers=False, joined=True, normalised=True),
             defaults={
                 "num_key_value_heads": 2,
                 "intermediate_size": 512,
@@ -299,7 +299,7 @@ FAMILIES: dict[str, Family] = {
             fused_net=True,
             ignored=("mtp.",),
             mtp="num_nextn_predict_layers",
-            experts=_SHARED,
+            experts=_SHARED_EXPERT,
             defaults={
                 "num_key_value_heads": 2,
                 "intermediate_size": 5632,
@@ -317,7 +317,7 @@ FAMILIES: dict[str, Family] = {
             o_bias="never",
             max_positions=32768,
             allowed_values={"use_sliding_window": False, "qkv_bias": True},
-            experts=_SHARED,
+            experts=_SHARED_EXPERT,
             defaults={
                 "num_key_value_heads": 16,
                 "intermediate_size": 5632,

@@ -343,10 +343,10 @@ class ModelShape:
         """The beginning of the name of a tensor in files that the text model leaves out; None for a
         parameter, and for an unknown tensor.
         """
-        ignored, m = self.rules.ignored, LAYER.search(name)
+        ignored_names, m = self.rules.ignored, LAYER.search(name)
         if m and self.layers <= int(m[1]) < self.layers + self.layers_behind:
             return name[: m.end()]
-        return next((start for start in ignored if name.startswith(start)), None)
+        return next((start for start in ignored_names if name.startswith(start)), None)
 
     def file_aliases(self, name: str) -> list[str]:
         """Other names of `name` in files, as some tools write the module's name."""

@@ -244,9 +244,9 @@ def expert_sizes(
             f"config.json has {counts_text}, so transformers 4 and 5 would build different models"
             " of it: keep what the model was trained with"
         )
-    written = family.experts.counts
-    usual = next((got[key] for key in written if key in family.defaults), None)
-    key, count = next(iter(counts.items()), (written[0], usual))
+    count_keys = family.experts.counts
+    usual = next((got[key] for key in count_keys if key in family.defaults), None)
+    key, count = next(iter(counts.items()), (count_keys[0], usual))
     width, experts_per_token = (
         read_size(got, family, family.experts.width),
         read_size(got, family, family.experts.chosen),

@@ -192,13 +192,13 @@ class ClusterApi:
 
     def _no_access(self, config: Any, file: str | None, error: Exception) -> str:
         """Explain why kubeconfig has no login."""
-        wanted = self.section.context
+        context = self.section.context
         with suppress(Exception):  # the file cannot be read, which `error` says
             contexts, _ = config.list_kube_config_contexts(file)
             names = [context["name"] for context in contexts]
-            if wanted and wanted not in names:
-                one = ", ".join(names)
-                return f"kubeconfig has no context {wanted}; set kubernetes.context to one of {one}"
+            if context and context not in names:
+                names_text = ", ".join(names)
+                return f"kubeconfig has no context {context}; set kubernetes.context to one of {names_text}"
         return f"kubeconfig gives no access ({error}); {_LOGIN}"
 
 

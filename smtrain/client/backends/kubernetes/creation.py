@@ -28,13 +28,13 @@ def create_job(cluster: ClusterApi, items: Sequence[Mapping[str, Any]]) -> dict[
     Raises `ClusterError`.
     """
     place = next(number for number, item in enumerate(items) if is_owner(item))
-    created: list[Mapping[str, Any]] = []
+    created_objects: list[Mapping[str, Any]] = []
     try:
         for item in items[:place]:
             _create_dependent(cluster, item)
-            created.append(item)
+            created_objects.append(item)
         job = _create_owner(cluster, items[place])
-        created.append(items[place])
+        created_objects.append(items[place])
         reference = {key: items[place][key] for key in ("apiVersion", "kind")}
         reference |= {key: job["metadata"][key] for key in ("name", "uid")}
         owners = {"ownerReferences": [reference]}
@@ -48,7 +48,7 @@ def create_job(cluster: ClusterApi, items: Sequence[Mapping[str, Any]]) -> dict[
         raise  # the next launch finds what was created
     except ClusterError as error:
         if error.reason != "AlreadyExists":
-            for item in reversed(created):
+            for item in reversed(created_objects):
                 with suppress(ClusterError):
                     cluster.delete(_path_of(cluster, item, str(item["metadata"]["name"])))
         raise

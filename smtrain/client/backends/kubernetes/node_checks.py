@@ -42,16 +42,18 @@ def check_nodes(
         node for node in nodes if _has_labels(node, labels, instance_type if has_types else "")
     ]
     if nodes and not matching_nodes:
-        wanted = [f"{key}={value}" for key, value in labels.items()]
-        wanted += [f"{INSTANCE_TYPE}={instance_type}"] if has_types else []
+        required_labels = [f"{key}={value}" for key, value in labels.items()]
+        required_labels += [f"{INSTANCE_TYPE}={instance_type}"] if has_types else []
         key = "kubernetes.node_selector" if labels else "compute.instance_type"
-        yield _warning(f"no node has the labels {', '.join(wanted)}", f"{_GROWS}correct {key}")
+        yield _warning(
+            f"no node has the labels {', '.join(required_labels)}", f"{_GROWS}correct {key}"
+        )
         return
     tolerated_nodes = [node for node in matching_nodes if not _open_taints(node, section)]
     if matching_nodes and not tolerated_nodes:
         taint = _open_taints(matching_nodes[0], section)[0]
-        spelled = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
-        text = f"no node takes the pods, because of taints such as {spelled}"
+        taint_text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
+        text = f"no node takes the pods, because of taints such as {taint_text}"
         yield _warning(text, f"give kubernetes.tolerations an entry with the key {taint['key']}")
         return
     yield from _check_devices(tolerated_nodes, section, config)

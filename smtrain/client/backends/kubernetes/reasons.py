@@ -106,10 +106,10 @@ def failure_of(condition: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) 
 
 def event_sentence(events: Sequence[Mapping[str, Any]]) -> str:
     """Explain by the newest event that has a known reason; empty without one."""
-    known = [event for event in events if event.get("reason") in _EVENTS]
-    if not known:
+    known_events = [event for event in events if event.get("reason") in _EVENTS]
+    if not known_events:
         return ""
-    event = max(known, key=_event_time)
+    event = max(known_events, key=_event_time)
     reason, message = str(event["reason"]), " ".join(str(event.get("message", "")).split())
     remedy = _EVENT_REMEDIES.get(reason) or next(
         (remedy for words, remedy in _CREATION_REMEDIES if words.lower() in message.lower()),
@@ -127,13 +127,13 @@ def queue_sentence(queue: str, workload: Mapping[str, Any] | None) -> str:
         for condition in ((workload or {}).get("status") or {}).get("conditions") or ()
     }
     text = f"it waits in Kueue's queue {queue}"
-    reserved, evicted = conditions.get("QuotaReserved", {}), conditions.get("Evicted", {})
-    message = " ".join(str(reserved.get("message", "")).split())
-    if evicted.get("status") == "True" and evicted.get("reason") == "Preempted":
+    quota_condition, eviction = conditions.get("QuotaReserved", {}), conditions.get("Evicted", {})
+    message = " ".join(str(quota_condition.get("message", "")).split())
+    if eviction.get("status") == "True" and eviction.get("reason") == "Preempted":
         return f"{text}: a job of a higher priority took its place; it resumes by itself"
-    if reserved.get("status") == "False" and reserved.get("reason") == "Inadmissible":
+    if quota_condition.get("status") == "False" and quota_condition.get("reason") == "Inadmissible":
         return f"{text} ({message}); correct kubernetes.queue, or ask for a quota of this resource"
-    if reserved.get("status") == "False" and message:
+    if quota_condition.get("status") == "False" and message:
         return f"{text} ({message}); wait, or lower kubernetes.resources or compute.instance_count"
     return text
 

@@ -37,11 +37,11 @@ _TOP = {
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _TITAN_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
-_INTERLEAVED = {"llama": ("wq", "wk"), "qwen3": ()}
+_TURNED_PARTS = {"llama": ("wq", "wk"), "qwen3": ()}
 """torchtitan's model families, with the linears whose rows it turns for its complex rotary
 embeddings; those of qwen3 are in Hugging Face's order.
 """
-_FUSED = "attention.qkv_linear.wqkv"
+_QKV_NAME = "attention.qkv_linear.wqkv"
 _OLDER = (
     # Releases before 0.3.
     (re.compile(r"\.attention\.(w[qkv])\."), r".attention.qkv_linear.\1."),
@@ -56,10 +56,10 @@ def is_titan(keys: Iterable[str]) -> bool:
 
 def refuse_unknown_to_titan(shape: ModelShape) -> None:
     """Raise `CheckpointError` for a family that has no names of torchtitan here."""
-    if shape.family not in _INTERLEAVED:
+    if shape.family not in _TURNED_PARTS:
         raise CheckpointError(
             f"{shape.family} models are not converted from or to torchtitan's names, which are"
-            f" known for {' and '.join(_INTERLEAVED)}; take --format accelerate (form=), which"
+            f" known for {' and '.join(_TURNED_PARTS)}; take --format accelerate (form=), which"
             " has Hugging Face's.",
             code="checkpoint.other_model",
         )
@@ -93,7 +93,7 @@ def hf_name(name: str) -> str | None:
 def parts_of(name: str) -> tuple[str, ...]:
     """The parameters in a tensor of torchtitan: q, k and v of a fused one, else itself."""
     stem = name.removesuffix(".weight")
-    if not stem.endswith(_FUSED):
+    if not stem.endswith(_QKV_NAME):
         return (name,)
     return tuple(f"{stem.removesuffix('wqkv')}{part}.weight" for part in ("wq", "wk", "wv"))
 
@@ -124,11 +124,11 @@ class RowOrder:
 
     def rows(self, start: int, stop: int) -> Bits:
         """The stored rows of the parameter's rows `start:stop`."""
-        heads, within = np.divmod(np.arange(start, stop), self.head_dim)
+        heads, head_rows = np.divmod(np.arange(start, stop), self.head_dim)
         if self.interleaved:
             half = self.head_dim // 2
-            within = within % half * 2 + within // half
-        return np.asarray(self.heads)[heads] * self.head_dim + within
+            head_rows = head_rows % half * 2 + head_rows // half
+        return np.asarray(self.heads)[heads] * self.head_dim + head_rows
 
 
 def row_order(name: str, shape: ModelShape, fused: bool) -> RowOrder | None:
@@ -136,12 +136,12 @@ def row_order(name: str, shape: ModelShape, fused: bool) -> RowOrder | None:
     one; None if it is Hugging Face's.
     """
     part = name.removesuffix(".weight").rsplit(".", 1)[-1]
-    interleaved = part in _INTERLEAVED[shape.family]
-    if not fused and not interleaved:
+    is_interleaved = part in _TURNED_PARTS[shape.family]
+    if not fused and not is_interleaved:
         return None
     count = shape.heads if part == "wq" else shape.kv_heads
     if not fused:
-        return RowOrder(tuple(range(count)), shape.head_dim, interleaved)
+        return RowOrder(tuple(range(count)), shape.head_dim, is_interleaved)
     # A group of the fused tensor: the queries of a key/value head, its key, its value.
     queries = shape.heads // shape.kv_heads
     group = queries + 2
@@ -150,4 +150,4 @@ def row_order(name: str, shape: ModelShape, fused: bool) -> RowOrder | None:
         if part == "wq"
         else tuple(h * group + queries + (part == "wv") for h in range(count))
     )
-    return RowOrder(heads, shape.head_dim, interleaved)
+    return RowOrder(heads, shape.head_dim, is_interleaved)

@@ -30,7 +30,7 @@ _OPTIMIZER = ("optimizer.", "optim.")
 _OF_THE_RUN = ("lr_scheduler.", "dataloader.", "train_state.", "scheduler.")
 _MEGATRON = ("decoder.layers.", "embedding.word_embeddings.")
 # Tables of rotary embeddings, which older releases of torchtitan saved.
-_COMPUTED = re.compile(r"(?:^|\.)(?:freqs_cis|rope\.cache)$")
+_COMPUTED_NAMES = re.compile(r"(?:^|\.)(?:freqs_cis|rope\.cache)$")
 
 
 def folder_in(location: Place) -> str | None:
@@ -84,17 +84,17 @@ class DcpSource(HFSource):
     def titan_names(self, name: str, shape: ModelShape) -> list[str]:
         """The Hugging Face names of the parameters in one tensor of torchtitan."""
         names = [titan.hf_name(part) for part in titan.parts_of(name)]
-        known = [hf_name for hf_name in names if hf_name is not None]
-        if len(known) < len(names):
+        known_names = [hf_name for hf_name in names if hf_name is not None]
+        if len(known_names) < len(names):
             raise titan.unknown_to_titan(name, self._place, shape)
-        return known
+        return known_names
 
     def _stored_slabs(self) -> dict[str, Slab]:
         self._unusual = True  # transformers loads no such folder
         keys = [
             key
             for key in self.index.sizes
-            if not key.startswith((*_OPTIMIZER, *_OF_THE_RUN)) and not _COMPUTED.search(key)
+            if not key.startswith((*_OPTIMIZER, *_OF_THE_RUN)) and not _COMPUTED_NAMES.search(key)
         ]
         if not self.is_titan:
             if any(key.startswith(_MEGATRON) for key in keys):

@@ -115,8 +115,8 @@ class ReorderedSlab(Slab):
         low = int(rows.min())
         # One read of all rows in between: at most one group of heads more than asked for.
         block = self.stored.bits([(low, int(rows.max()) + 1), *columns], tally)
-        picked: Bits = block[rows - low]
-        return picked
+        block_rows: Bits = block[rows - low]
+        return block_rows
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         """`Slab.check` of the stored tensor."""

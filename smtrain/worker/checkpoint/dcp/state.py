@@ -35,21 +35,23 @@ class DcpState:
         self._source, self._index = source, index
         self._shape = ModelShape.from_config(source.config)
         self._slabs: dict[tuple[str, str], Slab] = {}
-        stored = self._stored()
-        unknown_kinds = sorted({kind for _, kind in stored} - {*_MOMENTS, "step"})
+        slabs = self._find_slabs()
+        unknown_kinds = sorted({kind for _, kind in slabs} - {*_MOMENTS, "step"})
         if unknown_kinds:
             raise self._error(
                 f"holds the optimizer state {', '.join(unknown_kinds)[:200]}, which AdamW does not have"
             )
-        names = self._plain({name for name, _ in stored})
-        for (name, kind), slab in stored.items():
+        names = self._plain({name for name, _ in slabs})
+        for (name, kind), slab in slabs.items():
             self._slabs[names[name], kind] = slab
         for spec in self._shape.specs:
             for kind in _MOMENTS:
                 moment = self._slabs.get((spec.name, kind))
                 if moment is None or moment.shape != spec.shape or moment.dtype not in FLOATS:
-                    found = "no" if moment is None else f"{moment.dtype} {list(moment.shape)} as"
-                    raise self._error(f"has {found} {kind} of {spec.name}")
+                    moment_text = (
+                        "no" if moment is None else f"{moment.dtype} {list(moment.shape)} as"
+                    )
+                    raise self._error(f"has {moment_text} {kind} of {spec.name}")
         self.optimizer_steps = self._steps()
         step = index.value("train_state.step") if "train_state.step" in index.objects else None
         self.step: int = step if type(step) is int and step >= 0 else self.optimizer_steps
@@ -66,10 +68,10 @@ class DcpState:
 
     @property
     def precision(self) -> Precision:
-        stored = precisions_of(self._source)
-        found = [name for name, dtype in BY_PRECISION.items() if stored == {dtype}]
+        stored_dtypes = precisions_of(self._source)
+        precisions = [name for name, dtype in BY_PRECISION.items() if stored_dtypes == {dtype}]
         # With several types the weights are widened to fp32, which holds every number of them.
-        return found[0] if found else "fp32"
+        return precisions[0] if precisions else "fp32"
 
     @property
     def loop(self) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class DcpState:
         """Read the part of a parameter's state on a tensor-parallel rank, in fp32."""
         return local_part(layout, name, tp_rank, FP32, partial(self.window, kind, name))
 
-    def _stored(self) -> dict[tuple[str, str], Slab]:
+    def _find_slabs(self) -> dict[tuple[str, str], Slab]:
         """(name, kind) -> slab, of every tensor of state."""
         out: dict[tuple[str, str], Slab] = {}
         for key in self._index.sizes:

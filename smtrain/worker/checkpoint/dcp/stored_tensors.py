@@ -104,10 +104,10 @@ def _fill(out: Bits, order: RowOrder, bounds: Bounds, read: Read) -> None:
         low, high = max(start, first), min(stop, first + order.head_dim)
         if low >= high:
             continue
-        within = np.arange(low - first, high - first)
+        positions = np.arange(low - first, high - first)
         half = order.head_dim // 2
         # Each half of a head is a range of the parameter; interleaved, every other stored row.
-        rows = within % 2 * half + within // 2 if order.interleaved else within
+        rows = positions % 2 * half + positions // 2 if order.interleaved else positions
         for part in (rows < half, rows >= half):
             if part.any():
                 begin, end = int(rows[part][0]), int(rows[part][-1]) + 1

@@ -82,8 +82,10 @@ def write_dcp(
         if to.form == "torchtitan"
         else _accelerate_folders(source, state, shape, kind)
     )
-    stored = {_key(path): tensor for folder in folders for path, tensor in folder.tensors.items()}
-    tensors = StoredTensors(source, state, stored)
+    stored_tensors = {
+        _key(path): tensor for folder in folders for path, tensor in folder.tensors.items()
+    }
+    tensors = StoredTensors(source, state, stored_tensors)
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     extras = dict(companions.with_config(source.config))
@@ -158,16 +160,18 @@ def _lay_out(
     folder: _Folder, source: StoredTensors, state: TrainingState | None
 ) -> tuple[list[TensorFile], list[list[Job]], dict[str, bytes]]:
     """The files of a folder: with tensors, their jobs, and the small ones."""
-    chunks = [_whole(_key(path), source) for path in folder.tensors]
+    chunks = [_read_whole(_key(path), source) for path in folder.tensors]
     containers, groups, places = lay_out_files(chunks, folder.name)
     objects = _Objects()
     paths: dict[str, _KeyPath] = {_key(path): path for path in folder.tensors}
     aliases: list[WrittenChunk] = []
     for path, twin in folder.aliases.items():
         paths[_key(path)] = path
-        whole = _whole(_key(twin), source)
+        twin_chunk = _read_whole(_key(twin), source)
         aliases.append(
-            WrittenChunk(whole.name, _key(path), whole.offsets, whole.sizes, whole.tensor)
+            WrittenChunk(
+                twin_chunk.name, _key(path), twin_chunk.offsets, twin_chunk.sizes, twin_chunk.tensor
+            )
         )
     if state is not None and folder.steps:
         place = objects.add(_number(state.optimizer_steps))
@@ -187,7 +191,7 @@ def _lay_out(
     return containers, groups, small_files
 
 
-def _whole(key: str, source: StoredTensors) -> WrittenChunk:
+def _read_whole(key: str, source: StoredTensors) -> WrittenChunk:
     shape = source.shape(key)
     return WrittenChunk(key, key, (0,) * len(shape), shape, Tensor(source.dtype(key), shape))
 

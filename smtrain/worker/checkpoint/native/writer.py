@@ -166,8 +166,8 @@ class _NativeWriter:
     def _part(self, name: str, tp_rank: int) -> Iterable[Bits]:
         """One rank's part of a parameter, in order."""
         if keeps_fp32(name):
-            whole = self._source.bits(name, [(0, n) for n in self._source.shape(name)])
-            return [cast(whole, self._source.dtype(name), FP32)]
+            weight_bits = self._source.bits(name, [(0, n) for n in self._source.shape(name)])
+            return [cast(weight_bits, self._source.dtype(name), FP32)]
         if self._state is not None and self._precision != self._state.precision:
             master = self._state.local("master", name, self._layout, tp_rank)
             return [cast(master, FP32, BY_PRECISION[self._precision])]

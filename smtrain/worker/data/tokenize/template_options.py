@@ -79,7 +79,7 @@ Jinja takes seconds to parse a million.
 
 @cache
 def template_fault(source: str) -> str | None:
-    """Why no record can be written with a template: it is too long, or it is not valid Jinja."""
+    """The fault with which a template can write no record: its length or its syntax."""
     from jinja2 import TemplateSyntaxError
 
     if len(source) > LONGEST:

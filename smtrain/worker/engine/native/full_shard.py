@@ -85,14 +85,17 @@ class FullShard(ShardedWeights[TrainedRows]):
         self._adamw = self._make_adamw(options)
 
     def _make_adamw(self, options: OptimizerOptions) -> torch.optim.AdamW:
-        decayed, exempt = list[nn.Parameter](), list[nn.Parameter]()
+        decay_parameters, other_parameters = list[nn.Parameter](), list[nn.Parameter]()
         for rows in self.rows.values():
             is_decayed = rows.names[0][1] < self.table.decay_end
             if rows.is_trained and len(rows.master):
-                (decayed if is_decayed else exempt).append(rows.of_adamw)
+                (decay_parameters if is_decayed else other_parameters).append(rows.of_adamw)
         groups = [
             {"params": parameters, "weight_decay": decay}
-            for parameters, decay in ((decayed, options.weight_decay), (exempt, 0.0))
+            for parameters, decay in (
+                (decay_parameters, options.weight_decay),
+                (other_parameters, 0.0),
+            )
             if parameters
         ]
         # A rank may have rows of no parameter.
@@ -195,14 +198,14 @@ class FullShard(ShardedWeights[TrainedRows]):
         out, layout = self.empty_part(), self._stage.trained.layout
         for rows in self.rows.values():
             for kind in ("master", "exp_avg", "exp_avg_sq"):
-                whole, offset = rows.gather(getattr(rows, kind)), 0
+                parameter, offset = rows.gather(getattr(rows, kind)), 0
                 for name, at, size in rows.names:
-                    values = whole[offset : offset + size]
+                    values = parameter[offset : offset + size]
                     offset += size
                     start, stop = out.overlap(at, size)
                     if start < stop:
-                        own = getattr(out, kind)[at + start - out.start : at + stop - out.start]
-                        own.copy_(values[start:stop])
+                        target = getattr(out, kind)[at + start - out.start : at + stop - out.start]
+                        target.copy_(values[start:stop])
                     if kind == "master" and self._mesh.shard_rank == 0:
                         shape = layout.local_shape(name, self._mesh.tp_rank)
                         out.weights[name] = values.view(shape).to(

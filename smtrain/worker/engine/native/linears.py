@@ -177,10 +177,8 @@ class WideNorm(nn.Module):
         # Each copy of a repeated key head adds its squares. Every rank's output depends on the sum,
         # so the gradient of the sum is summed too.
         squares = sum_both_ways(wide.square().sum(-1, keepdim=True) / self._copies, self._group)
-        normalised = wide * torch.rsqrt(squares / self._width + self.variance_epsilon)
-        out: torch.Tensor = self.weight * (
-            normalised.to(x.dtype) if self._rounds_first else normalised
-        )
+        normed = wide * torch.rsqrt(squares / self._width + self.variance_epsilon)
+        out: torch.Tensor = self.weight * (normed.to(x.dtype) if self._rounds_first else normed)
         return out.to(x.dtype)
 
 

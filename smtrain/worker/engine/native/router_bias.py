@@ -13,9 +13,9 @@ from smtrain.core.model.hf_config import Routing
 
 
 def choose_experts(
-    scores: torch.Tensor, bias: torch.Tensor, chosen: int, routing: Routing
+    scores: torch.Tensor, bias: torch.Tensor, top_k: int, routing: Routing
 ) -> torch.Tensor:
-    """The numbers [T, `chosen`] of each token's experts, by scores [T, E] and the experts' bias
+    """The numbers [T, `top_k`] of each token's experts, by scores [T, E] and the experts' bias
     [E].
 
     A group's score is the sum of its two largest; a token chooses among the experts of its best
@@ -28,7 +28,7 @@ def choose_experts(
         best_groups = group_scores.topk(routing.chosen_groups, dim=-1).indices
         is_open = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, best_groups, True)
         biased_scores = by_group.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
-    return biased_scores.topk(chosen, dim=-1).indices
+    return biased_scores.topk(top_k, dim=-1).indices
 
 
 @torch.no_grad()

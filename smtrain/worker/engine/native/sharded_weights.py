@@ -36,11 +36,11 @@ class ShardedRows:
         consists, with the place and size of each in the table.
         """
         self._parameter, self.names = parameter, names
-        sharded: Any = parameter
-        local: torch.Tensor = sharded.to_local().detach()
+        dtensor: Any = parameter
+        local: torch.Tensor = dtensor.to_local().detach()
         self.master = local.view(-1)
         """The rows themselves; of trained weights in fp32."""
-        mesh = sharded.device_mesh
+        mesh = dtensor.device_mesh
         self._group: dist.ProcessGroup = mesh.get_group()
         rows, self._size = len(parameter), parameter.numel()
         # FSDP2 cuts the first dimension as torch.chunk does: equal parts, of which the last ranks
@@ -61,11 +61,11 @@ class ShardedRows:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks' rows of `master`, or of a moment: [numel]. Collective."""
-        padded = rows.new_zeros(self._padded_size)
-        padded[: len(rows)] = rows
-        whole = rows.new_empty(self._padded_size * dist.get_world_size(self._group))
-        gather_into(whole, padded, group=self._group)
-        return whole[: self._size]
+        padded_rows = rows.new_zeros(self._padded_size)
+        padded_rows[: len(rows)] = rows
+        gathered_rows = rows.new_empty(self._padded_size * dist.get_world_size(self._group))
+        gather_into(gathered_rows, padded_rows, group=self._group)
+        return gathered_rows[: self._size]
 
     def put(self, rows: torch.Tensor, pieces: torch.Tensor) -> None:
         """Fill `rows` from pieces [numel], of which each rank has other numbers and 0 elsewhere.
@@ -143,23 +143,23 @@ def _places(stage: Stage, flat_parameters: FlatParameters) -> dict[str, tuple[nn
         id(flat_parameters.leaf(name)): flat_parameters.first_name(name)
         for name, _, _ in flat_parameters.table.entries
     }
-    found: dict[str, tuple[nn.Module, str]] = {}
+    owners: dict[str, tuple[nn.Module, str]] = {}
     for module in stage.modules():
         for key, parameter in module.named_parameters(recurse=False):
             if id(parameter) in by_id:
-                found.setdefault(by_id[id(parameter)], (module, key))
-    return {name: found[name] for name in dict.fromkeys(by_id.values())}
+                owners.setdefault(by_id[id(parameter)], (module, key))
+    return {name: owners[name] for name in dict.fromkeys(by_id.values())}
 
 
 def _make_values(group: nn.Module, device: torch.device) -> None:
     """Replace a group's parameters on `meta` by zeros; a tied matrix stays one parameter."""
-    made: dict[int, nn.Parameter] = {}
+    new_parameters: dict[int, nn.Parameter] = {}
     for module in group.modules():
         for key, parameter in [*module.named_parameters(recurse=False)]:
             if parameter.is_meta:
-                values = made.get(id(parameter))
+                values = new_parameters.get(id(parameter))
                 if values is None:
                     zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
                     values = nn.Parameter(zeros, requires_grad=parameter.requires_grad)
-                    made[id(parameter)] = values
+                    new_parameters[id(parameter)] = values
                 setattr(module, key, values)
