@@ -142,7 +142,7 @@ class PublishedRun:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilization: the share of the devices' dense peak."""
-        flops = self.work.seq_len * self.work.shape.flops_per_token(self.work.seq_len)
+        flops = self.work.seq_len * self.work.flops_per_token()
         return self.sequences_per_s * flops / (self.machine.core_flops * self.machine.world)
 
     def __str__(self) -> str:
@@ -493,7 +493,7 @@ def correction(
             " config",
             code="config.combination",
         )
-    peak_speed = machine.core_flops * machine.world / work.shape.flops_per_token(work.seq_len)
+    peak_speed = machine.core_flops * machine.world / work.flops_per_token()
     if measured_speed > peak_speed:
         raise ConfigError(
             f"measured: {measured_speed:,.0f} tokens a second are more than the {peak_speed:,.0f}"

@@ -301,6 +301,11 @@ class Work:
         """Number of parameters of the model."""
         return self.shape.parameters()
 
+    def flops_per_token(self) -> float:
+        """Operations of one token's forward and backward pass, for MFU."""
+        shape = self.shape if self.lora is None else AdapterShape.of(self.shape, self.lora)
+        return shape.flops_per_token(self.seq_len)
+
     @property
     def has_mask(self) -> bool:
         """Whether attention gets a mask: samples apart, or a window shorter than the sequence."""

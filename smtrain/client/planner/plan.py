@@ -494,7 +494,7 @@ class _Speed:
 
     @classmethod
     def of(cls, work: Work, machine: Machine, step: StepTime | None) -> _Speed:
-        flops, peak = work.shape.flops_per_token(work.seq_len), machine.core_flops * machine.world
+        flops, peak = work.flops_per_token(), machine.core_flops * machine.world
         peak_rate = peak / flops / work.seq_len
         if step is None:
             return cls(None, peak_rate, None, None)

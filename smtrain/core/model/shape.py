@@ -381,18 +381,6 @@ class ModelShape:
         (the state's value for the key, the state's update, its value for the query): 18 D_k D_v for
         each value head. Of experts only those count that a token chooses.
         """
-        matmul_parameters: float = (
-            self.numbers(lambda spec: spec.is_matrix) - (self.positions or 0) * self.hidden
-        )
-        if self.experts is not None:
-            idle = self.experts.count - self.experts.chosen
-            matmul_parameters -= (
-                self.numbers(lambda spec: spec.is_matrix and spec.of_experts)
-                * idle
-                / self.experts.count
-            )
-        if not self.tied:
-            matmul_parameters -= self.vocab * self.hidden
         spans = sum(
             layer.mean_head_dim
             * (seq_len if sees_all else min(seq_len, layer.sliding_window or seq_len))
@@ -403,7 +391,21 @@ class ModelShape:
         )
         nets = sum(n for kind, n in self.kinds.items() if kind.delta is not None)
         recurrent = 18.0 * nets * self.delta.values * self.delta.key_dim if self.delta else 0.0
-        return 6.0 * matmul_parameters + 12.0 * self.heads * spans + recurrent
+        return 6.0 * self.matmul_parameters() + 12.0 * self.heads * spans + recurrent
+
+    def matmul_parameters(self) -> float:
+        """Number of weights that a token is multiplied with: N of `flops_per_token`."""
+        count: float = (
+            self.numbers(lambda spec: spec.is_matrix) - (self.positions or 0) * self.hidden
+        )
+        if self.experts is not None:
+            idle = self.experts.count - self.experts.chosen
+            count -= (
+                self.numbers(lambda spec: spec.is_matrix and spec.of_experts)
+                * idle
+                / self.experts.count
+            )
+        return count if self.tied else count - self.vocab * self.hidden
 
     def mesh_faults(self, tp: int, pp: int, ep: int = 1, cp: int = 1) -> list[str]:
         """All reasons, one sentence each, why this model cannot be divided for (tp, pp, ep, cp)."""

@@ -17,6 +17,7 @@ from smtrain.core.config.units import format_parameters
 from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.files import read_object
 from smtrain.core.model.extension import described_rope
+from smtrain.core.model.lora import AdapterShape
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.container import Container
@@ -37,7 +38,7 @@ from smtrain.worker.output import fail, log_line
 from smtrain.worker.train.base_weights import BaseWeights
 from smtrain.worker.train.data_position import Position, changes, identity, promise
 from smtrain.worker.train.destination import Destination
-from smtrain.worker.train.engines import EngineRecords, Gather, build, join, tracing
+from smtrain.worker.train.engines import EngineRecords, Gather, build, join, lora_of, tracing
 from smtrain.worker.train.health import LossWatch, StallWatch
 from smtrain.worker.train.loop import Trainer, trace
 from smtrain.worker.train.machine_watch import MachineCounters, MachineWatch
@@ -115,7 +116,9 @@ def start(config: JobConfig, container: Container) -> None:
     if destination:
         destination.lineage, engine.require_owner = lineage, destination.require_owner
         lineage.record()
-    log = _log(config, container, engine, shape, good, trackers) if engine.rank == 0 else None
+    lora = lora_of(config, model_config)
+    multiplied = shape if lora is None else AdapterShape.of(shape, lora)
+    log = _log(config, container, engine, multiplied, good, trackers) if engine.rank == 0 else None
     validator = _validator(config, container, manifest, engine, held_out, state.get("validation"))
     profiler = _profiler(config, container, engine, gather)
     machine = None

@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise, remarks
+from smtrain.core.model.lora import AdapterShape, Lora
 from smtrain.core.model.shape import ModelShape
 
 SIZES = {
@@ -210,6 +211,32 @@ def test_counts_of_a_published_model() -> None:
     assert llama2_7b.parameters() == 6_738_415_616
     matrices = 6_738_415_616 - 65 * 4096 - 32000 * 4096
     assert llama2_7b.flops_per_token(4096) == 6 * matrices + 12 * 32 * 32 * 128 * 4096
+
+
+def test_a_frozen_weight_takes_four_operations_and_a_factor_six() -> None:
+    shape = ModelShape.from_config({**SIZES, "model_type": "llama"})
+    adapters = AdapterShape.of(shape, Lora(4, 8.0, targets=("q_proj", "down_proj")))
+    factors = sum(
+        4 * (rows + columns)
+        for spec in shape.layer
+        if spec.name.endswith(("q_proj.weight", "down_proj.weight"))
+        for rows, columns in (spec.shape,)
+    )
+    assert adapters.parameters() == shape.layers * factors
+    whole = shape.flops_per_token(16)
+    assert adapters.flops_per_token(16) == (
+        whole - 2 * shape.matmul_parameters() + 6 * shape.layers * factors
+    )
+    mixture = ModelShape.from_config({**SIZES, "model_type": "qwen3_moe", **TWO_EXPERTS})
+    chosen = mixture.experts
+    assert chosen is not None
+    of_experts = AdapterShape.of(mixture, Lora(4, 8.0, targets=("experts.down_proj",)))
+    share = chosen.chosen / chosen.count
+    assert of_experts.flops_per_token(16) == (
+        mixture.flops_per_token(16)
+        - 2 * mixture.matmul_parameters()
+        + 6 * share * of_experts.parameters()
+    )
 
 
 def test_a_sliding_window_and_a_tied_head_in_flops() -> None:
