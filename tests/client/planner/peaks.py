@@ -145,6 +145,9 @@ COMBINATIONS = [
     ("mixtral", "212 m2 ep2"),
     ("gpt_oss", "111 m2"),
     ("gpt_oss", "112 m2 ep2 bf16"),
+    ("deepseek_v3", "111 m2 bf16"),
+    ("deepseek_v3", "221 m1 sp"),
+    ("glm4_moe", "112 m2 ep2 bf16"),
     ("gpt2", "111 m2 bf16"),
     ("gpt2", "111 m2 full"),
     ("gpt2", "121 m2"),
@@ -169,7 +172,10 @@ def model(family: str) -> dict[str, Any]:
         "intermediate_size": 480,
         "vocab_size": 1024,
     }
-    if family != "gpt_neox":
+    if family == "deepseek_v3":
+        sizes |= {"q_lora_rank": 96, "kv_lora_rank": 64, "num_key_value_heads": 8, "n_group": 4}
+        sizes |= {"qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 24, "topk_group": 2}
+    elif family != "gpt_neox":
         sizes |= {"num_key_value_heads": 4, "head_dim": 24}
     if family == "gemma4_text":
         sizes |= {"global_head_dim": 48, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
@@ -192,6 +198,9 @@ def model(family: str) -> dict[str, Any]:
     if family in ("qwen3_5_moe_text", "qwen3_next"):
         sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
         sizes |= {"shared_expert_intermediate_size": 224}
+    if family in ("deepseek_v3", "glm4_moe"):
+        sizes |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
+        sizes |= {"n_shared_experts": 2, "first_k_dense_replace": 1}
     if family == "smollm3":
         sizes["pad_token_id"] = 0
     if family in ("gemma3_text", "gemma4_text"):
@@ -222,6 +231,7 @@ ADAPTED = [
     ("qwen3_5_text", "111 m2"),
     ("qwen3_5_text", "211 m1 bf16 sp"),
     ("qwen3_next", "111 m2 bf16"),
+    ("deepseek_v3", "111 m2 bf16"),
     ("qwen3_moe", "112 m2 ep2 bf16"),
     ("qwen3_moe", "211 m2 sp"),
     ("mixtral", "111 m2 full bf16"),
