@@ -24,7 +24,7 @@ _SHARED_EXPERT = ExpertNames(
     shared_gate=True,
     some_layers=True,
 )
-_SHARED_SIZES = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_QWEN_SIZES = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 _DELTA: Any = {
     "linear": "linear_attn",
     "wide_norms": True,
@@ -252,7 +252,7 @@ FAMILIES: dict[str, Family] = {
                 switch="enable_moe_block",
                 next_to_mlp=True,
                 counts=("num_experts",),
-                chosen="top_k_experts",
+                chosen_key="top_k_experts",
                 width="moe_intermediate_size",
                 normalised=True,
                 aux_default=0.0,
@@ -283,14 +283,16 @@ FAMILIES: dict[str, Family] = {
             ignored=("mtp.", "visual.", "model.visual."),
             mtp="mtp_num_hidden_layers",
             since=5,
-            experts=replace(_SHARED_EXPERT, some_layers=False, joined=True, normalised=True),
+            experts=replace(
+                _SHARED_EXPERT, some_layers=False, has_stacked_files=True, normalised=True
+            ),
             defaults={
                 "num_key_value_heads": 2,
                 "intermediate_size": 512,
                 "num_experts": 256,
                 "num_experts_per_tok": 8,
             }
-            | _SHARED_SIZES
+            | _QWEN_SIZES
             | _NETS,
             **_DELTA,
         ),
@@ -307,7 +309,7 @@ FAMILIES: dict[str, Family] = {
                 "num_experts_per_tok": 10,
                 "norm_topk_prob": True,
             }
-            | _SHARED_SIZES
+            | _QWEN_SIZES
             | _NETS,
             **_DELTA,
         ),

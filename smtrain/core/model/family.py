@@ -47,7 +47,7 @@ class ExpertNames:
     """
     counts: tuple[str, ...] = ("num_local_experts",)
     """The keys of the number of experts in config.json."""
-    chosen: str = "num_experts_per_tok"
+    chosen_key: str = "num_experts_per_tok"
     """The key of the number of a token's experts."""
     width: str = "intermediate_size"
     """The key of an expert's intermediate size."""
@@ -59,7 +59,7 @@ class ExpertNames:
     """Its output is multiplied by the sigmoid of the linear `<path>_gate`."""
     some_layers: bool = False
     """mlp_only_layers and decoder_sparse_step name layers with an MLP in place of experts."""
-    joined: bool = False
+    has_stacked_files: bool = False
     """Published files have transformers 5's tensors of all experts, gate_up_proj and down_proj."""
     normalised: bool | None = None
     """Whether a token's weights are divided by their sum; None: as norm_topk_prob says."""

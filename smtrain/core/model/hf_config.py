@@ -466,7 +466,7 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
         return {}
     out: dict[str, Any] = {
         **dict.fromkeys(names.counts, sizes.count),
-        names.chosen: sizes.chosen,
+        names.chosen_key: sizes.chosen,
         names.width: sizes.width,
     }
     if names.normalised is None:

@@ -249,7 +249,7 @@ def expert_sizes(
     key, count = next(iter(counts.items()), (count_keys[0], usual))
     width, experts_per_token = (
         read_size(got, family, family.experts.width),
-        read_size(got, family, family.experts.chosen),
+        read_size(got, family, family.experts.chosen_key),
     )
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_EXPERTS:
         raise CheckpointError(
@@ -258,7 +258,7 @@ def expert_sizes(
         )
     if experts_per_token > count:
         raise CheckpointError(
-            f"config.json has {family.experts.chosen} = {experts_per_token}, more than the {count}"
+            f"config.json has {family.experts.chosen_key} = {experts_per_token}, more than the {count}"
             " experts of a layer: keep what the model was trained with"
         )
     return ExpertSizes(count, experts_per_token, width, _shared_width(got, family, width))

@@ -153,7 +153,7 @@ class HFSource(WeightSource):
         self.renamed = self.renamed or (
             any(isinstance(slab, Bnb4bit) for slab in slabs.values())
             or (
-                not (self.widened or (experts is not None and experts.joined))
+                not (self.widened or (experts is not None and experts.has_stacked_files))
                 and slabs.keys() != {*plain.values()}
             )
         )
