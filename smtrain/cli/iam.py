@@ -50,8 +50,10 @@ def policy(
     """
     from smtrain.client.iam import policies, trust_policy_of
 
-    config_options.refuse_local("policy")
-    if trust and not (caller or role or config_options.record().pod_roles):
+    has_pod_roles = config_options.record().pod_roles
+    if not has_pod_roles:
+        config_options.refuse_local("policy")
+    if trust and not (caller or role or has_pod_roles):
         say(json.dumps(trust_policy_of(**asdict(services)), indent=2), raw=True)
         return
     all_policies = policies(

@@ -201,15 +201,11 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         (
             "pytorch_model_fsdp_*/*.distcp",
-            "pytorch_model_fsdp_*/.metadata",
             "*.distcp",
             "*/*.distcp",
         ),
-        "a sharded checkpoint of torch (FSDP)",
-        (
-            "make one file of it: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-            " DISTCP_FOLDER pytorch_model.bin`, and put config.json next to it"
-        ),
+        "shards of torch.distributed.checkpoint without their .metadata, which is written last",
+        "copy .metadata there too, or take a checkpoint whose save has ended",
     ),
     (("*.gguf",), "a GGUF file of llama.cpp", _GGUF),
     (

@@ -1458,6 +1458,12 @@ DATA = (
     ),
     case(
         "local",
+        {"data.path": "/dev/null"},
+        "is a device, a pipe or a socket, not a regular file",
+        ("give a file, a folder or a glob", {"data.path": "@/text"}),
+    ),
+    case(
+        "local",
         {"data.path": "@/text/*.parquet"},
         "no file matches",
         ("correct the pattern", {"data.path": "@/text/*.jsonl"}),

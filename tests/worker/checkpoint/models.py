@@ -58,6 +58,9 @@ def configs(draw: st.DrawFn, elsewhere: bool = False) -> dict[str, Any]:
     elif family != "gpt_neox":
         config |= {"num_key_value_heads": kv, "head_dim": draw(st.sampled_from([2, 4]))}
     config |= dict.fromkeys(FAMILIES[family].refused, 0)
+    experts = FAMILIES[family].experts
+    if experts is not None and experts.aux_default is None:
+        config["router_aux_loss_coef"] = 0.5
     if FAMILIES[family].theta is None:
         config["rope_theta"] = 10000.0
     return config

@@ -156,6 +156,11 @@ def distributed(folder: Path) -> None:
         dcp.save({"model": held}, checkpoint_id=str(folder / "pytorch_model_fsdp_0"), no_dist=True)
 
 
+def without_metadata(folder: Path) -> None:
+    distributed(folder)
+    (folder / "pytorch_model_fsdp_0/.metadata").rename(folder.parent / "metadata")
+
+
 def in_a_subfolder(folder: Path) -> None:
     (folder / "checkpoint-500").mkdir()
     for name in (WEIGHTS, CONFIG):
@@ -403,7 +408,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
         ),
         "a sharded checkpoint of DeepSpeed ZeRO",
     ),
-    "fsdp": (distributed, r"a sharded checkpoint of torch \(FSDP\)"),
+    "fsdp": (without_metadata, "without their .metadata"),
     "meta": (instead("consolidated.00.pth", "params.json"), "Meta's original form"),
     "mistral": (instead("consolidated.safetensors", "params.json"), "Mistral's own form"),
     "onnx": (instead("onnx/model.onnx"), "an ONNX export"),
@@ -489,10 +494,8 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
         target = folder.parent / "merged"
         convert(source, target, to=HuggingFace(), merge_adapter=folder)
         return target
-    elif "dcp_to_torch" in sentence:
-        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-        dcp_to_torch_save(folder / "pytorch_model_fsdp_0", folder / "pytorch_model.bin")
+    elif "copy .metadata there too" in sentence:
+        (folder.parent / "metadata").rename(folder / "pytorch_model_fsdp_0/.metadata")
     elif "zero_to_fp32.py" in sentence:
         torch.save(whole, folder / "pytorch_model.bin")  # what that script writes
     elif match := re.search(r"torch\.save\(torch\.load\('(\S+)'\)\['(\w+)'\], '\S+'\)", sentence):

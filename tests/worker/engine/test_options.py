@@ -23,6 +23,7 @@ PARALLEL: dict[str, Any] = {
     "activation_checkpointing": "full",
     "zero1": False,
     "virtual_stages": 2,
+    "shard": "full",
 }
 TRAIN: dict[str, Any] = {
     "precision": "fp16",

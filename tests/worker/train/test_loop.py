@@ -60,7 +60,7 @@ class Late:
         self.calls.append(f"begin {number}")
         if number == self._spoilt:
             self._engine.optimizer.dense.master[0] = math.nan
-            self._engine.optimizer.publish()
+            self._engine.optimizer.dense.publish()
         with (
             cases.overflowing(self._engine)
             if number in self._overflows
