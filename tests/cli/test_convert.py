@@ -14,6 +14,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.summary import inspect
 
 
+@pytest.mark.full
 def test_a_model_of_the_demo_is_converted_and_compared_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def test_what_is_installed_is_not_the_checkout_and_sends_the_same_bytes(
     )
 
 
+@pytest.mark.full
 def test_dry_run_policy_and_python_m(installed: Installed) -> None:
     request = json.loads(
         installed.smtrain("launch", "config.yaml", "--stage", "convert", "--dry-run")

@@ -102,6 +102,7 @@ class Runs:
         return {key.rpartition("/")[0].replace(f"/{HASH}", "") for key in self.client.keys("")}
 
 
+@pytest.mark.full
 def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     runs = Runs(client)
     jobs, objects = runs.jobs(), runs.objects()

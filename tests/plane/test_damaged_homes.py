@@ -37,6 +37,7 @@ def chosen(known: Known) -> list[Mutation]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_plane_starts_with_all_else_that_was_there(
     known: Known, record_property: Callable[[str, int], None]
 ) -> None:

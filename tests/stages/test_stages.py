@@ -91,6 +91,7 @@ def test_stages_bring_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.full
 def test_a_stage_is_one_module_one_entry_script_and_one_test(tmp_path: Path) -> None:
     """The recipe, followed in a copy: the command line, the chain and the bundle know the stage by
     its module.

@@ -43,6 +43,7 @@ def config(hub: Hub, text: Path, token: dict[str, str] | None) -> dict[str, Any]
     }
 
 
+@pytest.mark.full
 def test_the_token_is_read_in_the_container_and_lies_nowhere(
     hub: Hub, local_home: Path, trained_inputs: dict[str, Path]
 ) -> None:

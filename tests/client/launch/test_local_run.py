@@ -275,6 +275,7 @@ def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(
     assert {step: expected[step] for step in last} == last
 
 
+@pytest.mark.full
 def test_stopped_it_saves_and_the_same_command_goes_on(
     whole: smtrain.Run, base: dict[str, Any]
 ) -> None:

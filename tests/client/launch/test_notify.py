@@ -103,6 +103,7 @@ def test_a_failure_is_told_with_its_reason_and_the_error_goes_on(
     assert told["job"] in told["text"]
 
 
+@pytest.mark.full
 def test_only_what_is_asked_for_is_told_and_who_does_not_listen_changes_nothing(
     config: dict[str, Any], tmp_path: Path
 ) -> None:

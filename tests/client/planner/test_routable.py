@@ -80,6 +80,7 @@ def followed(raw: dict[str, Any], told: str) -> dict[str, Any]:
     lnc=st.sampled_from([None, "1", "2"]),
     target=st.sampled_from(["aws", "local"]),
 )
+@pytest.mark.full
 def test_auto_gives_only_meshes_that_the_torus_connects(
     model: str, batch: int | None, count: int, lnc: str | None, target: str
 ) -> None:

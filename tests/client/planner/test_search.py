@@ -82,6 +82,7 @@ def test_more_memory_never_makes_a_fitting_plan_unfit(
 @settings(
     deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much]
 )
+@pytest.mark.full
 def test_twice_the_instances_never_take_longer(
     work: Work, machine: Machine, data: st.DataObject
 ) -> None:

@@ -177,6 +177,7 @@ def test_an_instance_without_an_accelerator_is_this_machine_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_this_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     found = probing._measure(1, "fp32")

@@ -169,6 +169,7 @@ print("NAME", job._latest_training_job.training_job_name)
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_sdk_needs_nothing_but_the_environment_that_a_user_is_told(
     local_home: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
 
 
+@pytest.mark.full
 def test_text_and_questions_are_records_of_the_standard_library(tmp_path: Path) -> None:
     text = materialise(TEXT)
     assert text == tmp_path / "demo/python-stdlib"

@@ -192,6 +192,7 @@ def test_a_conversation_on_a_terminal(
     assert [m["content"] for m in messages if m["role"] == "user"] == ["one", "two \nlines"]
 
 
+@pytest.mark.full
 def test_ctrl_c_stops_the_answer_and_not_the_program(
     terminal: Callable[..., Terminal], folder: Path, tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     assert len(kept[1]["content"]) >= 10
 
 
+@pytest.mark.full
 def test_a_pipe_gets_answers_alone(folder: Path, other: Path) -> None:
     done = subprocess.run(
         [

@@ -456,6 +456,7 @@ def test_a_device_gets_the_largest_model_that_suits_it() -> None:
     assert large_model(None, TorchView(), 2, 2)[0].shape.parameters() < 26e6 < 1e9
 
 
+@pytest.mark.full
 def test_a_given_model_keeps_as_many_layers_as_fit() -> None:
     given = {
         **LLAMA,

@@ -30,6 +30,7 @@ def solo() -> Any:
         yield world
 
 
+@pytest.mark.full
 def test_settings_and_the_plain_loop_are_measured(solo: World, tmp_path: Path) -> None:
     settings, plain = solo.run(parts, tmp_path, ["settings", "plain_speed"], "no-compiler")[0]
     assert "no-compiler" in settings["uncompiled"]

@@ -106,6 +106,7 @@ def test_what_the_data_needs_is_added_too(index: Path) -> None:
     assert recipe("mine:1", ["export"], replace(WHOLE, lacking=lacking)).count == 0
 
 
+@pytest.mark.full
 def test_a_base_of_unknown_contents_gets_only_what_it_lacks(index: Path) -> None:
     """TorchNeuron's image is public, and its packages were not read: its own stay, and torch never
     comes from here.

@@ -40,6 +40,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_the_newest_that_fits_and_what_it_needs_in_turn_but_nothing_that_is_there(
     index: Path, tmp_path: Path
 ) -> None:

@@ -217,6 +217,7 @@ def test_halves_stay_near(text: str, four: World, solo: World) -> None:
         ("phi3-long", "112 cp2 full"),
     ],
 )
+@pytest.mark.full
 def test_neuron_has_the_cpu_s_numbers(
     name: str, text: str, four: World, neuron: World, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_losses_and_norms_agree(name: str, text: str, four: World, solo: World) 
         pytest.param("llama", "112 cp2 bf16", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_a_checkpoint_continues_fully_sharded_or_not(
     name: str, text: str, four: World, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_resuming_is_bit_identical(
     assert all(torch.equal(whole[n], resumed[n]) for n in whole)
 
 
+@pytest.mark.full
 def test_any_mesh_resumes_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
     """And dropout draws the same, whichever mesh it is and whether layers are computed again."""
     config = CONFIGS["llama"]

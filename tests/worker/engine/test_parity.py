@@ -173,6 +173,7 @@ def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo
         assert ("head" in told.parts) == (not config.get("tie_word_embeddings"))
 
 
+@pytest.mark.full
 def test_halves_train(four: World, solo: World) -> None:
     bf16, fp16, fp32 = (
         four.run(cases.fit_one_batch, CONFIGS["llama"], mesh(m), 8)[0]

@@ -8,6 +8,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.verifying import Watch, deal
 from smtrain.worker.train.base_weights import CHECKSUM_FOLDER
@@ -37,6 +39,7 @@ def test_ranks_that_cut_a_model_differently_leave_nothing_unchecked(
     assert {name.split()[-1] for name in checked[0] | checked[1]} == set(names)
 
 
+@pytest.mark.full
 def test_ranks_of_two_stages_keep_them_together_and_find_what_has_changed(
     tmp_path: Path, trained_inputs: dict[str, Path]
 ) -> None:

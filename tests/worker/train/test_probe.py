@@ -26,6 +26,7 @@ def measured() -> dict[str, Any]:
     return measure(2)
 
 
+@pytest.mark.full
 def test_this_machine_measured_is_an_entry_to_plan_with(measured: dict[str, Any]) -> None:
     entry = MachineEntry.model_validate(measured)
     assert (entry.kind, entry.devices) == ("cpu", 2)

@@ -316,6 +316,7 @@ def test_data_that_holds_nothing_out_is_refused_before_the_first_step(
     assert not checkpoints(shell)
 
 
+@pytest.mark.full
 def test_answers_are_scored_and_shown(
     two: World, shell: Shell, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:

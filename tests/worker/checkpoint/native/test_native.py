@@ -353,6 +353,7 @@ def test_keeping_none_is_no_pruning(tmp_path: Path) -> None:
     st.sampled_from(PRECISIONS),
     st.sampled_from([None, *PRECISIONS]),
 )
+@pytest.mark.full
 def test_a_checkpoint_in_another_cut_keeps_its_state(
     tmp_path_factory: Any,
     config: dict[str, Any],

@@ -160,6 +160,7 @@ def test_what_a_killed_run_left_is_cleared_and_two_runs_do_not_write_one_folder(
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == wanted
 
 
+@pytest.mark.full
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def dies(marked: int, label: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_cluster_writes_what_one_machine_writes(tmp_path: Path, tokenizer_folder: Path) -> None:
     text = write(tmp_path / "text", 16)
     prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
