@@ -50,10 +50,8 @@ def policy(
     """
     from smtrain.client.iam import policies, trust_policy_of
 
-    has_pod_roles = config_options.record().pod_roles
-    if not has_pod_roles:
-        config_options.refuse_local("policy")
-    if trust and not (caller or role or has_pod_roles):
+    record = config_options.target_with("policy", lambda target: target.rented or target.pod_roles)
+    if trust and not (caller or role or record.pod_roles):
         say(json.dumps(trust_policy_of(**asdict(services)), indent=2), raw=True)
         return
     all_policies = policies(

@@ -131,14 +131,6 @@ class ConfigOptions:
     def target_name(self) -> TargetName | None:
         return name_of(self.target)
 
-    def record(self) -> TargetRecord:
-        """The target of the jobs."""
-        from smtrain.client.planner.resolve import load_config
-
-        if self.target_name:
-            return TARGETS[self.target_name]
-        return TARGETS[load_config(self.config, set_=self.keys()).target]
-
     def load(self) -> JobConfig:
         """The checked config, tagged with the git commit of its folder."""
         from smtrain.client.planner.resolve import load_config
@@ -150,9 +142,9 @@ class ConfigOptions:
         """KEY=VALUE of every key that the command line sets."""
         return list(self.set_ or ())
 
-    def refuse_local(self, product: str) -> None:
-        """Raise `ConfigError` if the config's jobs need no `product`, as only AWS has it: before the
-        keys of their target are asked for.
+    def target_with(self, product: str, has: Callable[[TargetRecord], bool]) -> TargetRecord:
+        """The target of the jobs. Raises `ConfigError` if it does not have `product`, before the
+        keys of the target are asked for.
 
         SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's
         account.
@@ -164,16 +156,18 @@ class ConfigOptions:
 
         target = self.target_name or os.environ.get("SMTRAIN_TARGET", "")
         if target in TARGETS and TARGETS[target].sagemaker:
-            return
+            return TARGETS[target]
         if target not in TARGETS:
             target = load_config(self.config, set_=self.keys()).target
-        if not TARGETS[target].rented:
-            place = "here" if TARGETS[target].here else "there"
+        record = TARGETS[target]
+        if not has(record):
+            place = "here" if record.here else "there"
             raise ConfigError(
                 f"target: is {target}, and jobs {place} need no {product}; add --target aws, or set"
                 " target: aws",
                 code="config.combination",
             )
+        return record
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def pipeline(
     from smtrain.client.planner.resolve import load_config
     from smtrain.tools.pipeline import pipeline as made
 
-    config_options.refuse_local("pipeline")
+    config_options.target_with("pipeline", lambda target: target.rented)
     job_config = load_config(
         config_options.config, set_=config_options.keys(), target=config_options.target_name
     )

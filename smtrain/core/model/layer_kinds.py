@@ -28,15 +28,7 @@ def layer_windows(
     kinds = layer_types = config.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if slides else FULL for slides in _sliding(config, family, layers)]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or any(kind not in (FULL, SLIDING) for kind in kinds)
-    ):
-        raise CheckpointError(
-            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {SLIDING} for each of"
-            f" the {layers} layers"
-        )
+    _require_names("layer_types", kinds, (FULL, SLIDING), layers)
     if family.last_full:
         kinds = [*kinds[:-1], FULL]
     if window is None and SLIDING in kinds:
@@ -75,15 +67,7 @@ def linear_layers(config: Mapping[str, Any], family: Family, layers: int) -> tup
     if kinds is None:
         interval = _count(config, "full_attention_interval", family.full_every or 1)
         return tuple((i + 1) % interval != 0 for i in range(layers))
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or any(kind not in (FULL, LINEAR) for kind in kinds)
-    ):
-        raise CheckpointError(
-            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {LINEAR} for each of"
-            f" the {layers} layers"
-        )
+    _require_names("layer_types", kinds, (FULL, LINEAR), layers)
     return tuple(kind == LINEAR for kind in kinds)
 
 
@@ -140,19 +124,24 @@ def _sparse_behind(
     config: Mapping[str, Any], names: ExpertNames, usual: int, layers: int
 ) -> tuple[bool, ...]:
     kinds = config.get(names.kinds) if names.kinds is not None else None
-    if kinds is None:
+    if names.kinds is None or kinds is None:
         first = _count(config, "first_k_dense_replace", usual, minimum=0)
         return tuple(i >= first for i in range(layers))
+    _require_names(names.kinds, kinds, (DENSE, SPARSE), layers)
+    return tuple(kind == SPARSE for kind in kinds)
+
+
+def _require_names(key: str, kinds: Any, names: tuple[str, str], layers: int) -> None:
+    """Raise `CheckpointError` unless a list has one of two names for each layer."""
     if (
         not isinstance(kinds, list)
         or len(kinds) != layers
-        or any(kind not in (DENSE, SPARSE) for kind in kinds)
+        or any(kind not in names for kind in kinds)
     ):
         raise CheckpointError(
-            f"config.json has {names.kinds} = {kinds!r}: it must name {DENSE} or {SPARSE} for each"
-            f" of the {layers} layers"
+            f"config.json has {key} = {kinds!r}: it must name {names[0]} or {names[1]} for each of"
+            f" the {layers} layers"
         )
-    return tuple(kind == SPARSE for kind in kinds)
 
 
 def _count(config: Mapping[str, Any], key: str, usual: int, minimum: int = 1) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, all_set, rule_faults
+from smtrain.client.config.checks.rule import Fault, rule_faults, sagemaker_rules
 from smtrain.client.config.checks.uris import uris_of
 from smtrain.client.config.slurm_options import option_faults
 from smtrain.core.config.schema import JobConfig
@@ -25,26 +25,14 @@ CLUSTER = (
         lambda c: c.checkpoint.s3_uri,
         "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out",
     ),
-    *(
-        Rule(
-            f"compute.{name}",
-            all_set(f"compute.{name}"),
-            f"compute.{name}: applies to SageMaker only; leave it out",
-        )
-        for name in (
-            "spot",
-            "fallback_regions",
-            "keep_alive",
-            "training_plan",
-            "infra_check",
-            "retries",
-            "instance_group",
-        )
-    ),
-    Rule(
-        "network",
-        lambda c: c.network.isolation or c.network.subnets,
-        "network: applies to SageMaker only; leave it out",
+    *sagemaker_rules(
+        "spot",
+        "fallback_regions",
+        "keep_alive",
+        "training_plan",
+        "infra_check",
+        "retries",
+        "instance_group",
     ),
 )
 

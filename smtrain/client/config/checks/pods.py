@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import all_set
-
-_OF_SAGEMAKER = (
-    "spot",
-    "fallback_regions",
-    "keep_alive",
-    "training_plan",
-    "infra_check",
-    "retries",
-    "compile_ahead",
-    "instance_group",
-)
+from smtrain.client.config.checks.rule import sagemaker_rules
 
 
 def pod_rules(title: str, storage: str) -> tuple[Rule, ...]:
@@ -25,18 +14,15 @@ def pod_rules(title: str, storage: str) -> tuple[Rule, ...]:
             lambda c: c.checkpoint.s3_uri,
             f"checkpoint.s3_uri: on {title} checkpoints lie below {storage}; leave it out",
         ),
-        *(
-            Rule(
-                f"compute.{name}",
-                all_set(f"compute.{name}"),
-                f"compute.{name}: applies to SageMaker only; leave it out",
-            )
-            for name in _OF_SAGEMAKER
-        ),
-        Rule(
-            "network",
-            lambda c: c.network.isolation or c.network.subnets,
-            "network: applies to SageMaker only; leave it out",
+        *sagemaker_rules(
+            "spot",
+            "fallback_regions",
+            "keep_alive",
+            "training_plan",
+            "infra_check",
+            "retries",
+            "compile_ahead",
+            "instance_group",
         ),
         *(
             Rule(

@@ -28,6 +28,22 @@ def all_set(*keys: str) -> Callable[[JobConfig], bool]:
     return lambda config: all(attrgetter(key)(config) for key in keys)
 
 
+def sagemaker_rules(*names: str) -> tuple[ConfigRule, ...]:
+    """The rules of a target without SageMaker for these keys of `compute`, and for `network`."""
+    sentence = "applies to SageMaker only; leave it out"
+    return (
+        *(
+            ConfigRule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: {sentence}")
+            for name in names
+        ),
+        ConfigRule(
+            "network",
+            lambda config: config.network.isolation or config.network.subnets,
+            f"network: {sentence}",
+        ),
+    )
+
+
 def rule_faults(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
     """The faults of the rules that a config breaks, in their order."""
     for rule in rules:
