@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -45,6 +45,7 @@ def engine(
     recompute: Any = "none",
     lora: Lora | None = None,
     preference: DpoSection | None = None,
+    shard: Literal["optimizer", "full"] = "optimizer",
 ) -> DrawnEngine:
     """This engine in bf16 on one device."""
     init_distributed(bench.kind)
@@ -52,14 +53,16 @@ def engine(
         micro_batch_size=mb,
         precision="bf16",
         activation_checkpointing=recompute,
+        shard=shard,
         **settings(variant),
     )
     return DrawnEngine(config, options, ADAMW, None, 0, lora, preference)
 
 
-def adapters(config: dict[str, Any]) -> Lora:
+def adapters(config: dict[str, Any], quantize: Literal["nf4"] | None = None) -> Lora:
     """LoRA of rank 16 on all linears."""
-    return Lora(16, 32.0, 0.0, targets_of(ModelShape.from_config(config), (ALL_LINEAR,)))
+    targets = targets_of(ModelShape.from_config(config), (ALL_LINEAR,))
+    return Lora(16, 32.0, 0.0, targets, quantize=quantize)
 
 
 def batch(config: dict[str, Any], rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

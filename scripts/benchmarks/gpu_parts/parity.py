@@ -18,7 +18,7 @@ from smtrain.worker.engine.native import init_distributed
 from tests.worker.engine import adapters, cases, packed
 
 STEPS = 2
-COMPILED_ONES = ("llama", "gemma3", "qwen3_moe", "gpt_oss", "qwen3_5")
+COMPILED_ONES = ("llama", "gemma3", "qwen3_moe", "gpt_oss", "qwen3_5", "deepseek_v3", "gemma4_moe")
 TOY_ONES = ("llama", "gemma3", "qwen3_moe")
 Numbers = list[tuple[float, float]]
 

@@ -55,6 +55,17 @@ PARTS = {
     "lora_peer": Part(
         "rows:lora_peer", 60, "the same by peft with Liger's kernels", ("peft", *_LIGER)
     ),
+    "full": Part("rows:full", 45, "1B, weights sharded by FSDP2 over a group of one"),
+    "full_peer": Part("rows:full_peer", 45, "the same by transformers, compiled, with FSDP2"),
+    "save": Part("rows:save", 60, "a save in the background and one that training waits for"),
+    "latent": Part("rows:experts", 45, "latent attention and 64 experts", (), ("latent",)),
+    "latent_peer": Part("rows:experts_peer", 45, "the same by transformers", (), ("latent",)),
+    "delta": Part("rows:experts", 60, "gated delta nets and 64 experts", (), ("delta",)),
+    "delta_peer": Part("rows:experts_peer", 45, "the same by transformers", (), ("delta",)),
+    "qlora": Part("rows:qlora", 60, "QLoRA on 8 layers of an 8B", ("bitsandbytes",)),
+    "qlora_peer": Part(
+        "rows:qlora_peer", 45, "the same by peft with bitsandbytes", ("bitsandbytes", "peft")
+    ),
     "seven": Part("rows:seven", 45, "all weights of a 7B, full recomputation: its memory"),
     "3b": Part("rows:shape", 30, "a Llama of 3B, rows of 4,096", (), ("3b", "2")),
     "0.6b": Part("rows:shape", 30, "a Qwen3 of 0.6B, rows of 4,096", (), ("0.6b", "4")),
@@ -64,7 +75,12 @@ PARTS = {
     "sft": Part("rows:sft", 60, "0.3B, samples with prompts without loss: packed, and short rows"),
     "dpo": Part("rows:dpo", 45, "0.3B, pairs: packed, and one pair in a row"),
     "parity": Part(
-        "parity:parity", 75, "tiny models of every family: losses and norms next to the CPU's"
+        "parity:parity", 120, "tiny models of every family: losses and norms next to the CPU's"
+    ),
+    "meshes": Part(
+        "meshes:meshes",
+        120,
+        "tiny models on meshes of four ranks that share the GPU, next to one rank on the CPU",
     ),
     "resume": Part("rows:resume", 40, "deterministic: the same bits after a checkpoint is loaded"),
     "deterministic": Part(
@@ -85,6 +101,7 @@ PACKAGES = {
     "datasets": "datasets==5.2.0",
     "dill": "dill==0.4.1",
     "multiprocess": "multiprocess==0.70.19",
+    "bitsandbytes": "bitsandbytes==0.50.2",
     "pydantic": "pydantic==2.14.4",
     "pydantic_core": "pydantic-core==2.50.5",
     "annotated_types": "annotated-types==0.8.0",

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import PeerLoop, adapters
@@ -56,16 +58,39 @@ def compiled_transformers(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     )
 
 
+def fully_sharded(bench: Bench, config: dict[str, Any]) -> PeerLoop:
+    """transformers with compiled blocks and loss, sharded by FSDP2, gradients summed in fp32."""
+    model, loss = (
+        transformers_model(bench, config, torch.float32),
+        torch.compile(mean_loss, dynamic=False),
+    )
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return PeerLoop(
+        bench,
+        lambda i, y: loss(model(input_ids=i, use_cache=False).logits, y),
+        [*model.parameters()],
+        autocast=False,
+    )
+
+
 def plain_experts(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     """transformers' experts, all in bf16 (its grouped products take no autocast), with the
-    auxiliary loss.
+    auxiliary loss if the model has one.
     """
     model, factor = (
         transformers_model(bench, config, torch.bfloat16),
-        config["router_aux_loss_coef"],
+        config.get("router_aux_loss_coef"),
     )
 
     def loss(i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if factor is None:
+            return mean_loss(model(input_ids=i, use_cache=False).logits, y)
         out = model(input_ids=i, use_cache=False, output_router_logits=True)
         balance: torch.Tensor = factor * out.aux_loss
         # The auxiliary loss trains, but is not part of the compared loss.
@@ -93,6 +118,37 @@ def with_liger(
         return out
 
     return PeerLoop(bench, loss, [*model.parameters()], autocast=not lora)
+
+
+def quantized(bench: Bench, config: dict[str, Any]) -> PeerLoop:
+    """transformers with linears of bitsandbytes in nf4, double quantized, and peft's adapters."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    model = transformers_model(bench, config, torch.bfloat16)
+    for layer in model.model.layers:
+        linears = [
+            (name, module) for name, module in layer.named_modules() if type(module) is nn.Linear
+        ]
+        for name, linear in linears:
+            replacement = Linear4bit(
+                linear.in_features,
+                linear.out_features,
+                bias=False,
+                compute_dtype=torch.bfloat16,
+                quant_type="nf4",
+                device="meta",
+            )
+            replacement.weight = Params4bit(
+                linear.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True
+            )
+            parent, _, leaf = name.rpartition(".")
+            setattr(layer.get_submodule(parent), leaf, replacement.to(bench.kind))
+    model = with_adapters(model, config)
+
+    def loss(i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mean_loss(model(input_ids=i, use_cache=False).logits, y)
+
+    return PeerLoop(bench, loss, [*model.parameters()], autocast=False)
 
 
 def with_adapters(model: Any, config: dict[str, Any]) -> Any:

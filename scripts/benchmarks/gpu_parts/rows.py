@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,9 +31,10 @@ from scripts.benchmarks.gpu_parts.loops import (
     synchronize,
 )
 from scripts.benchmarks.gpu_parts.profiling import profile
-from scripts.benchmarks.gpu_parts.shapes import documents
+from scripts.benchmarks.gpu_parts.shapes import documents, with_layers
 from scripts.benchmarks.gpu_parts.weights import DrawnEngine
 from smtrain.core.config.training import DpoSection
+from smtrain.worker.engine.native import init_distributed
 
 ROWS = 8  # of a dense step of 4,096 tokens each
 Begin = Callable[[], Pending]
@@ -227,32 +230,88 @@ def shape(bench: Bench, name: str, mb: str) -> None:
     )
 
 
-def experts(bench: Bench) -> None:
-    config, S = bench.model("experts"), bench.length(4096)
+def experts(bench: Bench, name: str = "experts") -> None:
+    config, S = bench.model(name), bench.length(4096)
     our_engine = engine(bench, config, 2)
     ids, labels = batch(config, 4, S)
-    work = {"model": "experts", "S": S, "B": 4, "mb": 2}
+    work = {"model": name, "S": S, "B": 4, "mb": 2}
     row(
         bench,
-        "experts 4096",
+        f"{name} 4096",
         "smtrain",
         "ours",
         work,
         partial(begin_ours, our_engine, ids, labels),
         5,
     )
-    profile(bench, "experts", "smtrain", partial(begin_ours, our_engine, ids[:2], labels[:2]))
+    profile(bench, name, "smtrain", partial(begin_ours, our_engine, ids[:2], labels[:2]))
 
 
-def experts_peer(bench: Bench) -> None:
-    config, S = bench.model("experts"), bench.length(4096)
+def experts_peer(bench: Bench, name: str = "experts") -> None:
+    config, S = bench.model(name), bench.length(4096)
     loop = peers.plain_experts(bench, config)
     ids, labels = batch(config, 4, S)
-    work = {"model": "experts", "S": S, "B": 4, "mb": 2}
-    row(bench, "experts 4096", "transformers", "peer", work, partial(loop.begin, ids, labels, 2), 5)
-    profile(bench, "experts", "transformers", partial(loop.begin, ids[:2], labels[:2], 2))
+    work = {"model": name, "S": S, "B": 4, "mb": 2}
+    row(bench, f"{name} 4096", "transformers", "peer", work, partial(loop.begin, ids, labels, 2), 5)
+    profile(bench, name, "transformers", partial(loop.begin, ids[:2], labels[:2], 2))
 
 
+def full(bench: Bench) -> None:
+    """1B with weights sharded over a group of one: what gathering and reducing cost by themselves."""
+    config, S = bench.model("1b"), bench.length(4096)
+    our_engine = engine(bench, config, 4, shard="full")
+    ids, labels = batch(config, ROWS, S)
+    work = {"model": "1b", "S": S, "B": ROWS, "mb": 4, "shard": "full"}
+    begin = partial(begin_ours, our_engine, ids, labels)
+    row(bench, "full 4096 mb 4", "smtrain", "ours", work, begin, 4)
+
+
+def full_peer(bench: Bench) -> None:
+    init_distributed(bench.kind)
+    config, S = bench.model("1b"), bench.length(4096)
+    loop = peers.fully_sharded(bench, config)
+    ids, labels = batch(config, ROWS, S)
+    work = {"model": "1b", "S": S, "B": ROWS, "mb": 4, "shard": "full"}
+    begin = partial(loop.begin, ids, labels, 4)
+    row(bench, "full 4096 mb 4", "transformers FSDP2", "peer", work, begin, 4)
+
+
+def save(bench: Bench) -> None:
+    """Seconds that training stands still for a save in the background, and for one that waits."""
+    our_engine = engine(bench, bench.model("0.6b"), 1)
+    with tempfile.TemporaryDirectory() as name:
+        folder, seconds = Path(name), list[dict[str, float]]()
+        for number in range(3):
+            began = time.perf_counter()
+            our_engine.begin_save(folder, 2 * number + 1, {})
+            stood = time.perf_counter()
+            our_engine.end_save()
+            whole = time.perf_counter()
+            our_engine.save(folder, 2 * number + 2, {})
+            waited = time.perf_counter() - whole
+            seconds.append(
+                {
+                    "stood_s": round(stood - began, 3),
+                    "behind_s": round(whole - stood, 2),
+                    "waited_s": round(waited, 2),
+                }
+            )
+            bench.emit(save=number, parameters=our_engine.parameters, **seconds[-1])
+            for step in (2 * number + 1, 2 * number + 2):
+                shutil.rmtree(folder / f"step_{step:08d}")
+    # The first save allocates the memory of the copies, and is not counted.
+    bench.emit(
+        row="save",
+        ratio=round(
+            sum(each["stood_s"] for each in seconds[1:])
+            / sum(each["waited_s"] for each in seconds[1:]),
+            4,
+        ),
+    )
+
+
+QLORA_LAYERS = 8
+"""Of the 32 of an 8B, as its weights are quantized on the host."""
 LONG = (32768, 65536)
 
 
@@ -291,6 +350,34 @@ def _long(
             profile(bench, "long", system, partial(begin, ids, labels))
 
 
+def qlora(bench: Bench) -> None:
+    config = with_layers(bench.model("8b", 3.0), QLORA_LAYERS)
+    bench.layers["8b"] = QLORA_LAYERS
+    our_engine = engine(bench, config, 2, lora=adapters(config, "nf4"))
+    _lora(
+        bench,
+        config,
+        "smtrain",
+        "ours",
+        lambda ids, labels: begin_ours(our_engine, ids, labels),
+        "qlora 4096",
+    )
+
+
+def qlora_peer(bench: Bench) -> None:
+    config = with_layers(bench.model("8b", 3.0), QLORA_LAYERS)
+    bench.layers["8b"] = QLORA_LAYERS
+    loop = peers.quantized(bench, config)
+    _lora(
+        bench,
+        config,
+        "peft + bitsandbytes",
+        "peer",
+        lambda ids, labels: loop.begin(ids, labels, 2),
+        "qlora 4096",
+    )
+
+
 def lora(bench: Bench) -> None:
     config = bench.model("8b", 3.0)
     our_engine = engine(bench, config, 2, lora=adapters(config))
@@ -310,12 +397,13 @@ def _lora(
     system: str,
     role: str,
     begin: Callable[[Any, Any], Pending],
+    name: str = "lora 4096",
 ) -> None:
     S = bench.length(4096)
     ids, labels = batch(config, 4, S)
     work = {"model": "8b", "S": S, "B": 4, "mb": 2, "lora": True}
-    row(bench, "lora 4096", system, role, work, partial(begin, ids, labels), 6)
-    profile(bench, "lora", system, partial(begin, ids[:2], labels[:2]))
+    row(bench, name, system, role, work, partial(begin, ids, labels), 6)
+    profile(bench, name.split()[0], system, partial(begin, ids[:2], labels[:2]))
 
 
 def seven(bench: Bench) -> None:

@@ -33,6 +33,29 @@ def draw_values(
     )
 
 
+class DrawnWeights:
+    """The same values as a source of weights."""
+
+    def __init__(self, shape: ModelShape, device: torch.device) -> None:
+        self._shape, self._device = shape, device
+        self._sizes = {spec.name: spec.shape for spec in shape.specs}
+
+    def names(self) -> list[str]:
+        return sorted(self._sizes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._sizes[name]
+
+    def read(
+        self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None
+    ) -> torch.Tensor:
+        """The whole tensor, or its part `start:stop` along `dim`, in host memory."""
+        values = draw_values(self._shape, name, self._sizes[name], self._device).cpu()
+        if dim is None:
+            return values
+        return values.narrow(dim, start, (stop or values.shape[dim]) - start)
+
+
 class DrawnEngine(NativeEngine):
     """The engine with values drawn on the device: reading an 8B from the host would take most of a
     part's time.
@@ -41,6 +64,11 @@ class DrawnEngine(NativeEngine):
     @torch.no_grad()
     def begin_from(self, weights: Any) -> None:
         assert isinstance(weights, RandomWeights)
+        is_quantized = self.lora is not None and self.lora.quantize is not None
+        if self.stage.is_sharded or is_quantized:
+            source: Any = DrawnWeights(self.shape, self.device)
+            super().begin_from(source)
+            return
         for name, parameter in self.stage.named_own_parameters():
             values = draw_values(self.shape, name, tuple(parameter.shape), parameter.device)
             if self.lora is None:

@@ -32,11 +32,18 @@ class Died(Exception):
 class World:
     """`size` processes that form a torch.distributed job for each function they are given.
 
-    On the device `neuron` (tests/worker/engine/neuron) or on the CPU.
+    On the device `neuron` (tests/worker/engine/neuron), on the CPU, or all on one GPU, where their
+    messages go through the host.
     """
 
-    def __init__(self, size: int, device: Literal["cpu", "neuron"] = "cpu") -> None:
+    def __init__(
+        self,
+        size: int,
+        device: Literal["cpu", "neuron", "cuda"] = "cpu",
+        is_through_host: bool = False,
+    ) -> None:
         self.size, self.device = size, device
+        self.is_through_host = is_through_host or device == "cuda"
         self._ranks: list[tuple[Any, Any]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._numbers = itertools.count()
@@ -95,7 +102,9 @@ class World:
                 ours, theirs = CONTEXT.Pipe()
                 stacks = Path(self._folder.name) / f"stacks-{rank}"
                 process = CONTEXT.Process(
-                    target=_serve, args=(rank, self.size, self.device, theirs, stacks), daemon=True
+                    target=_serve,
+                    args=(rank, self.size, self.device, self.is_through_host, theirs, stacks),
+                    daemon=True,
                 )
                 process.start()
                 theirs.close()
@@ -112,7 +121,9 @@ class World:
         )
 
 
-def _serve(rank: int, size: int, device: str, pipe: Connection, stacks: Path) -> None:
+def _serve(
+    rank: int, size: int, device: str, is_through_host: bool, pipe: Connection, stacks: Path
+) -> None:
     import torch
     import torch.distributed as dist
 
@@ -122,6 +133,11 @@ def _serve(rank: int, size: int, device: str, pipe: Connection, stacks: Path) ->
 
         imitation.start()
         backend = "neuron"
+    elif is_through_host:
+        from tests.worker.engine import through_host
+
+        through_host.register(device)
+        backend = through_host.NAME
 
     torch.set_num_threads(1)
     file = open(stacks, "w")  # noqa: SIM115 - as long as the process
@@ -131,7 +147,7 @@ def _serve(rank: int, size: int, device: str, pipe: Connection, stacks: Path) ->
             function, args, store = pipe.recv()
         except EOFError:
             return
-        os.environ["LOCAL_RANK"] = str(rank)
+        os.environ["LOCAL_RANK"] = "0" if device == "cuda" else str(rank)
         dist.init_process_group(
             backend, store=dist.FileStore(store, size), rank=rank, world_size=size
         )
