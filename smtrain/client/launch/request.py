@@ -12,7 +12,7 @@ from typing import Any
 
 from smtrain.client.launch.environment import environment
 from smtrain.client.planner.stages import machine_for, volume_for
-from smtrain.client.planner.this_machine import is_here, is_own
+from smtrain.client.planner.this_machine import is_own, uses_this_machine
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.engines import takes_volume
 from smtrain.core.facts.images import image_uri, in_registry, training_image
@@ -96,7 +96,7 @@ def create_training_job(
         # The profiler's default hooks break Neuron jobs.
         "ProfilerConfig": {"DisableProfiler": True},
     }
-    if is_here(config) or is_own(config):
+    if uses_this_machine(config):
         request["Environment"] = {LOCAL_JOB_VARIABLE: "1"} | request["Environment"]
     if TARGETS[config.target].here and (hosts := local_hosts(config).write()):
         request["Tags"].append({"Key": TAG, "Value": hosts})

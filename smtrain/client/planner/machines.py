@@ -18,7 +18,7 @@ from smtrain.core.config.compute import MachineEntry
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16, no_qlora
-from smtrain.core.facts.gpus import has_bf16, no_bf16, without_kernels
+from smtrain.core.facts.gpus import has_bf16, no_bf16, peak_tflops, without_kernels
 from smtrain.core.facts.name_suggestions import instance_meant
 from smtrain.core.facts.trainium2 import (
     Group,
@@ -74,7 +74,9 @@ class Machine:
     to its peak.
     """
     chip: str = ""
-    """The GPU, as in core/facts/instances.toml; empty for Neuron cores and described machines."""
+    """The GPU, as in core/facts/instances.toml; empty for Neuron cores and for described machines
+    that name no chip.
+    """
     torus_chip: int | None = None
     """Processes on a chip, if groups of processes must tile the torus of a host's chips
     (core/facts/trainium2.py).
@@ -145,7 +147,7 @@ class Machine:
             type=name,
             count=count,
             cores=entry.devices,
-            core_flops=entry.tflops * 1e12,
+            core_flops=(peak_tflops(entry.chip or "") or entry.tflops) * 1e12,
             core_bytes=entry.memory_gib * GIB,
             host_bytes=entry.host_memory_gib * GIB,
             network=(entry.network_gbs or entry.link_gbs or 1.0) * 1e9,
@@ -153,6 +155,7 @@ class Machine:
             link=0.0
             if entry.kind == "neuron"
             else (entry.link_gbs or entry.network_gbs or 1.0) * 1e9,
+            chip=entry.chip or "",
         )
 
     @classmethod

@@ -50,6 +50,11 @@ def is_own(config: JobConfig) -> bool:
     return TARGETS[config.target].here and config.has_own_machine
 
 
+def uses_this_machine(config: JobConfig) -> bool:
+    """Whether a run uses this machine, described or not."""
+    return is_here(config) or is_own(config)
+
+
 def processes_here(config: JobConfig) -> int | None:
     """Default training processes per host of a run on this machine; None for other runs, and if the
     number is given.
@@ -139,7 +144,7 @@ def plan_here(
     memory, room = memory_here(), free_disk()
     disk_bytes = disk_needed(config, work)
     faults = (*shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp), *stage_faults(shape, mesh))
-    faults = faults or (*_memory_fault(config, memory), *_disk_fault(disk_bytes, room))
+    faults = faults or (*_memory_fault(config, memory), *disk_fault(disk_bytes, room))
     warnings, step, rate, wide = (
         ramp_warnings(config) + about_model(config) + long_rows(config),
         None,
@@ -242,7 +247,8 @@ def _memory_fault(config: JobConfig, free: float | None) -> tuple[str, ...]:
     )
 
 
-def _disk_fault(disk_bytes: float, free: float) -> tuple[str, ...]:
+def disk_fault(disk_bytes: float, free: float) -> tuple[str, ...]:
+    """The fault of a run that takes more bytes below $SMTRAIN_HOME than are free, if it does."""
     if disk_bytes <= free:
         return ()
     return (

@@ -14,7 +14,7 @@ from smtrain.client.findings import Finding, Report
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.planner.this_machine import is_here
+from smtrain.client.planner.this_machine import uses_this_machine
 from smtrain.client.preflight import (
     cost,
     dataset,
@@ -238,7 +238,7 @@ def run_checks(
 
     context = Context(chain, stages, other_commands or OtherCommands())
     context.requests, context.plan  # noqa: B018 - computed before the threads share them
-    skipped_checks = {*left_out, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
+    skipped_checks = {*left_out, *(_OF_ACCOUNTS if uses_this_machine(chain.given) else ())}
     checks = {
         name: check
         for name, check in {**CHECKS, **extra_checks}.items()

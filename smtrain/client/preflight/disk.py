@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.findings import Finding
-from smtrain.client.planner.this_machine import is_here
+from smtrain.client.planner import this_machine
+from smtrain.client.planner.machines import GIB
+from smtrain.client.planner.this_machine import disk_fault, disk_needed, uses_this_machine
+from smtrain.client.planner.workload import shape_of, work_of
 from smtrain.client.preflight.context import Context, described_in
 from smtrain.client.preflight.storage import sizes_by_name
-from smtrain.core.config import textfiles
+from smtrain.core.config import JobConfig, textfiles
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import takes_volume
@@ -41,7 +44,7 @@ def disk(context: Context) -> Iterator[Finding]:
     """Check the disks of the prepare job and of the train job, or this machine's disk for a run on
     it.
     """
-    if is_here(context.chain.given):
+    if uses_this_machine(context.chain.given):
         yield from _report_home(context)
         return
     yield from volume(context)
@@ -49,18 +52,33 @@ def disk(context: Context) -> Iterator[Finding]:
 
 
 def _report_home(context: Context) -> Iterator[Finding]:
-    """Report the room below $SMTRAIN_HOME; a lack of it is a fault of the plan, which `memory`
-    reports.
+    """Report the room below $SMTRAIN_HOME. A lack of it is a fault of a plan for this machine as it
+    is, which `memory` reports; the plan of a described machine knows no disk.
     """
-    plan = context.plan
-    if "train" in context.stages and not isinstance(plan, ConfigError) and plan.fits:
-        needed_gb, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
+    plan, config = context.plan, context.chain.given
+    if "train" not in context.stages or isinstance(plan, ConfigError):
+        return
+    needed, free = (
+        (plan.disk_gib["needed"] * GIB, plan.disk_gib["free"] * GIB)
+        if plan.here
+        else _home_bytes(config)
+    )
+    if faults := () if plan.here else disk_fault(needed, free):
+        text, _, remedy = faults[0].partition("; ")
+        yield Finding("disk", "fault", text, remedy)
+    elif plan.fits:
         yield Finding(
             "disk",
             "ok",
-            f"the run takes about {needed_gb:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are"
-            " free",
+            f"the run takes about {needed / 1e9:,.1f} GB below SMTRAIN_HOME, and"
+            f" {free / 1e9:,.0f} GB are free",
         )
+
+
+def _home_bytes(config: JobConfig) -> tuple[float, float]:
+    """Bytes that a run needs, and that are free, below $SMTRAIN_HOME."""
+    work, _ = work_of(config, shape_of(config), "native", neuron=False)
+    return disk_needed(config, work), this_machine.free_disk()
 
 
 def volume(context: Context) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, field_validator
 
 from smtrain.core.config.section import Section
 from smtrain.core.config.units import Seconds
+from smtrain.core.facts.gpus import known_chips
 
 KINDS_OF_PRICE = ("on_demand", "spot", "reserved", "training_plan")
 
@@ -176,6 +177,8 @@ class MachineEntry(Section):
     """Kind of its devices; a device of kind cpu is a training process's share of the host."""
     devices: int = Field(ge=1, le=1024)
     """Devices of a host: one training process runs on each."""
+    chip: str | None = None
+    """The GPU, such as H100: plans then use what is known of it, its peak in place of `tflops`."""
     memory_gib: float = Field(gt=0, le=100_000)
     """Memory of one device, in GiB."""
     tflops: float = Field(gt=0, le=1_000_000)
@@ -196,3 +199,10 @@ class MachineEntry(Section):
     """
     dollars_per_hour: float | None = Field(None, ge=0, le=1_000_000)
     """Price of a host; default: none."""
+
+    @field_validator("chip")
+    @classmethod
+    def _a_known_chip(cls, value: str | None) -> str | None:
+        if value is None or value in known_chips():
+            return value
+        raise ValueError(f"it is one of {', '.join(known_chips())}; leave it out for another GPU")

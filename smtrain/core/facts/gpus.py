@@ -4,6 +4,7 @@ core/facts/instances.toml).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from smtrain.core.facts import instance, table
@@ -12,6 +13,33 @@ from smtrain.core.facts import instance, table
 def chip_of(instance_type: str) -> str:
     """The GPU of a type, as NVIDIA names it; empty for a type without, or an unknown one."""
     return str((instance(instance_type) or {}).get("chip", ""))
+
+
+def peak_tflops(chip: str) -> float | None:
+    """Dense bf16 peak of a GPU by its data sheet, in 1e12 operations a second; None: unknown."""
+    rows = table("instances")["instances"].values()
+    peaks = (float(row["core_tflops"]) for row in rows if row.get("chip") == chip)
+    return next(peaks, None)
+
+
+def known_chips() -> list[str]:
+    """The GPUs that a machine of one's own can name, sorted."""
+    chips = {str(row["chip"]) for row in table("instances")["instances"].values() if "chip" in row}
+    return sorted(
+        chip for chip in chips if table("instances")["chips"].get(chip, {}).get("torch", True)
+    )
+
+
+def chip_named(name: str) -> str | None:
+    """The known GPU in a device's name, such as "NVIDIA H200"; None: it is another one.
+
+    A card for PCIe or in pairs (NVL) is slower than the one with the same name in a server.
+    """
+    if re.search(r"\b(PCIe|NVL)\b", name):
+        return None
+    # The longest first: "RTX PRO 6000" before a shorter name that it may hold.
+    chips = sorted(known_chips(), key=len, reverse=True)
+    return next((chip for chip in chips if re.search(rf"\b{re.escape(chip)}\b", name)), None)
 
 
 def _needs(instance_type: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch.multiprocessing.spawn import spawn
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
+from smtrain.core.facts.gpus import chip_named
 from smtrain.core.machine import cores_here, memory_here
 from smtrain.core.text import with_article
 
@@ -52,7 +53,7 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
 
     Returns:
         `kind`, `devices`, `memory_gib` of a device, `tflops` of the slowest one, `link_gbs` by an
-        all-reduce if there are several devices, and `host_memory_gib`.
+        all-reduce if there are several devices, `host_memory_gib`, and `chip` of a known GPU.
 
     Raises `ConfigError` if the memory of a device is unknown.
     """
@@ -83,6 +84,8 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
         "tflops": _figures(min(t[0] for t in ranks)),
         "host_memory_gib": round(host, 1),
     }
+    if kind == "cuda" and (chip := chip_named(torch.cuda.get_device_name(0))):
+        fields["chip"] = chip
     if count > 1:
         fields["link_gbs"] = _figures(min(t[2] for t in ranks))
     return fields
@@ -98,7 +101,14 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
         distributed.init_process_group(kind)  # before the first use of the device
     else:
         backend, meeting = "nccl" if kind == "cuda" else "gloo", f"file://{folder}/meeting"
-        distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=count)
+        distributed.init_process_group(
+            backend,
+            init_method=meeting,
+            rank=rank,
+            world_size=count,
+            # Without it NCCL's barrier guesses the GPU, and warns about that.
+            device_id=torch.device(kind, rank) if kind == "cuda" else None,
+        )
     if kind == "cpu":
         torch.set_num_threads(max(1, cores_here() // count))
     else:

@@ -9,6 +9,7 @@ import pytest
 
 import smtrain
 from smtrain.core.errors import ConfigError
+from smtrain.core.facts.gpus import chip_named
 
 BOX = {
     "devices": 4,
@@ -219,3 +220,41 @@ def test_a_plan_for_ones_own_machine_has_no_word_of_aws(way: str) -> None:
         if word in text
     ] == []
     assert " of training" in text
+
+
+def test_a_machine_that_names_its_gpu_is_planned_as_instances_with_it() -> None:
+    """Its own `tflops`, which a product of two matrices measured, is no peak."""
+
+    def planned(**entry: Any) -> smtrain.Plan:
+        box = {**BOX, "devices": 8, "memory_gib": 139.8, "tflops": 704.0, "link_gbs": 450.0} | entry
+        return smtrain.plan({**raw(box=box), "target": "local"}, machines=[("box", 1)])
+
+    named, plain = planned(chip="H200"), planned()
+    p5e = smtrain.plan({**raw(box=BOX), "target": "aws"}, machines=[("ml.p5e.48xlarge", 1)])
+    assert named.step_s is not None
+    assert p5e.step_s is not None
+    assert named.step_s["compute"] == pytest.approx(p5e.step_s["compute"], rel=0.05)
+    assert any("uncalibrated" in warning for warning in plain.warnings)
+    assert not any("uncalibrated" in warning for warning in named.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA A10", None),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000"),
+        ("NVIDIA GB200", "GB200"),
+    ],
+)
+def test_a_device_is_known_by_its_name(name: str, chip: str | None) -> None:
+    assert chip_named(name) == chip

@@ -230,6 +230,30 @@ def test_one_lack_of_memory_is_one_fault_and_a_full_disk_has_its_remedy(
     )
 
 
+def test_a_described_machine_here_has_no_check_of_an_account_and_its_own_disk(
+    raw: dict[str, Any], local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = {
+        "kind": "gpu",
+        "devices": 1,
+        "memory_gib": 139.8,
+        "tflops": 704,
+        "host_memory_gib": 120,
+        "chip": "H200",
+    }
+    here = {key: value for key, value in raw.items() if key not in ("compute", "parallel")}
+    here |= {"compute": {"instance_type": "box"}, "machines": {"box": box}}
+    monkeypatch.setattr(this_machine, "gpus_here", lambda: 1)
+    findings = smtrain.check(here, target="local").findings
+    assert not {"role", "permissions", "buckets", "quotas"} & {one.check for one in findings}
+    assert not [one for one in findings if "ml." in one.text or "of each" in one.text]
+    (disk,) = [one for one in findings if one.check == "disk"]
+    assert (disk.level, "below SMTRAIN_HOME" in disk.text) == ("ok", True)
+    monkeypatch.setattr(planned_here, "free_disk", lambda: 1.0)
+    (full,) = [one for one in smtrain.check(here, target="local").faults if one.check == "disk"]
+    assert full.remedy.startswith("free some (`smtrain local clean`")
+
+
 def test_a_missing_package_leaves_all_other_checks(
     raw: dict[str, Any], local_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
