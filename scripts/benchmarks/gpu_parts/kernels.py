@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import batch, engine, free, synchronize
 from scripts.benchmarks.gpu_parts.rows import has_liger, segments_of
 from scripts.benchmarks.gpu_parts.shapes import documents
+from smtrain.worker.engine.native import gated_delta
 from smtrain.worker.engine.native import varlen as ours
 
 PRODUCTS = {
@@ -255,3 +257,56 @@ def loss(bench: Bench) -> None:
             except Exception as error:
                 bench.emit_failure(error, **facts)
             free(bench)
+
+
+def delta_rule(bench: Bench) -> None:
+    """A layer's gated delta rule on two rows of 4,096, whole and of documents: plain torch in fp32,
+    and the kernels of flash-linear-attention in bf16; milliseconds, and how far values and
+    gradients are apart.
+    """
+    S, heads, size = bench.length(4096), 32, 128
+    net = SimpleNamespace(
+        num_v_heads=heads, num_k_heads=16, head_k_dim=size, head_v_dim=size, activation="silu"
+    )
+    generator = torch.Generator(bench.kind).manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        values = torch.empty(shape, device=bench.kind).normal_(0.0, 1.0, generator=generator)
+        return values.bfloat16().requires_grad_()
+
+    qkv, b, a = drawn(2, S, 2 * 16 * size + heads * size), drawn(2, S, heads), drawn(2, S, heads)
+    params = gated_delta._Heads(
+        torch.rand(heads, device=bench.kind).log_(), torch.zeros(heads, device=bench.kind)
+    )
+    lengths = [documents(S, bench.length(1024), seed) for seed in range(2)]
+    number = segments_of(lengths).int().to(bench.kind)
+    bounds = torch.tensor([0, *(n for row in lengths for n in row)]).cumsum(0).to(bench.kind)
+
+    def by_torch(apart: bool) -> torch.Tensor:
+        inputs = gated_delta._rule_inputs(net, qkv.float(), b.float(), a.float(), params)
+        rule = gated_delta.delta_rule(*inputs, number if apart else None)
+        return gated_delta._rows(rule, torch.float32)
+
+    def by_kernels(apart: bool) -> torch.Tensor:
+        return gated_delta._rule_of_fla(net, qkv, b, a, params, bounds if apart else None)
+
+    def both(rule: Callable[[bool], torch.Tensor], apart: bool) -> None:
+        torch.autograd.grad(rule(apart).float().sum(), (qkv, b, a))
+
+    for apart in (False, True):
+        line: dict[str, Any] = {"row": f"delta rule, {'documents' if apart else 'whole rows'}"}
+        answers = []
+        for name, rule in (("torch", by_torch), ("kernels", by_kernels)):
+            out = rule(apart)
+            weights = out.detach().float().cos()
+            gradients = torch.autograd.grad((out.float() * weights).sum(), (qkv, b, a))
+            answers.append([out, *gradients])
+            line[name] = round(mean_milliseconds(bench, partial(both, rule, apart)), 3)
+        # Of the outputs, and of the gradients of q, k and v, b, and a.
+        line["differences"] = [
+            float((kernels - plain).norm() / plain.norm())
+            for plain, kernels in zip(
+                *([x.detach().float() for x in each] for each in answers), strict=True
+            )
+        ]
+        bench.emit(**line)

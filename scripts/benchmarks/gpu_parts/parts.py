@@ -62,6 +62,9 @@ PARTS = {
     "latent_peer": Part("rows:experts_peer", 45, "the same by transformers", (), ("latent",)),
     "delta": Part("rows:experts", 60, "gated delta nets and 64 experts", (), ("delta",)),
     "delta_peer": Part("rows:experts_peer", 45, "the same by transformers", (), ("delta",)),
+    "delta_rule": Part(
+        "kernels:delta_rule", 60, "one layer's gated delta rule: torch, and fla's kernels", ("fla",)
+    ),
     "qlora": Part("rows:qlora", 60, "QLoRA on 8 layers of an 8B", ("bitsandbytes",)),
     "qlora_peer": Part(
         "rows:qlora_peer", 45, "the same by peft with bitsandbytes", ("bitsandbytes", "peft")
@@ -101,6 +104,8 @@ PACKAGES = {
     "datasets": "datasets==5.2.0",
     "dill": "dill==0.4.1",
     "multiprocess": "multiprocess==0.70.19",
+    "fla": "flash-linear-attention==0.6.0",
+    "fla_core": "fla-core==0.6.0",
     "bitsandbytes": "bitsandbytes==0.50.2",
     "pydantic": "pydantic==2.14.4",
     "pydantic_core": "pydantic-core==2.50.5",

@@ -216,7 +216,7 @@ class AttentionContext:
         """`RowDocuments.bounds`, which only layers with a state use."""
         if self._device.type != "cuda" or not any(self._states):
             return None
-        return to_device(find_bounds(positions)[1], self._device)
+        return to_device(find_bounds(positions)[1].long(), self._device)
 
     def _masks(self, positions: torch.Tensor) -> list[Any]:
         """Each layer's mask over whole rows, by their positions [B, S] on the host."""

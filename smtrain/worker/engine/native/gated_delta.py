@@ -1,18 +1,19 @@
 """Gated delta nets (the linear attention of Qwen3.5 and Qwen3-Next; Yang et al. 2024, arXiv
 2412.06464) whose documents stay apart.
 
-A layer's state and its convolution run through the whole row, and transformers can stop them
-between documents only with two CUDA packages. Here masks stop them, so a row of any documents has
-the same shapes: Neuron compiles one graph, and memory does not depend on the documents. A state is
-kept as in transformers' own torch form: exact sums within chunks of 64 tokens, one matrix per head
-from chunk to chunk. The rule is computed again in the backward pass, since it would keep about
-twenty vectors for each token and head. With context parallelism each rank has all tokens of a part
-of the heads. On CUDA transformers' own forward pass runs if the packages are there.
+A layer's state and its convolution run through the whole row. Here masks stop them between
+documents, so a row of any documents has the same shapes: Neuron compiles one graph, and memory does
+not depend on the documents. A state is kept as in transformers' own torch form: exact sums within
+chunks of 64 tokens, one matrix per head from chunk to chunk. The rule is computed again in the
+backward pass, since it would keep about twenty vectors for each token and head. With context
+parallelism each rank has all tokens of a part of the heads. On GPUs the kernels of
+flash-linear-attention compute the rule if they are installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +34,8 @@ class RowDocuments(NamedTuple):
     number: torch.Tensor
     """[B, S] on the device: a number for each document of a row."""
     bounds: torch.Tensor | None
-    """int32 [documents + 1] on the device, if it is CUDA: the first tokens of all documents, in
-    rows put end to end.
+    """int64 [documents + 1] on the device, if it is CUDA: the first tokens of all documents, in
+    rows put end to end, and the number of all tokens.
     """
 
 
@@ -54,50 +55,39 @@ def keep_apart(net: Any, cut_over: ProcessMesh | None = None) -> None:
 
     `cut_over` is the mesh if its ranks have a part of each row.
     """
-    original_forward = net.forward
 
     def forward(
         hidden_states: torch.Tensor, attention_mask: RowDocuments | None = None, **_: Any
     ) -> torch.Tensor:
-        if hidden_states.is_cuda and has_kernels() and cut_over is None:
-            return _with_kernels(original_forward, hidden_states, attention_mask)
-        return _forward(
-            net, hidden_states, None if attention_mask is None else attention_mask.number, cut_over
-        )
+        return _forward(net, hidden_states, attention_mask, cut_over)
 
     # With gradients, torch 2.13's compiler makes a view of the rule that its strides do not allow.
     net.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
 
 
+@cache
 def has_kernels() -> bool:
-    """Whether the CUDA packages are installed that transformers uses for these layers."""
-    return all(importlib.util.find_spec(name) is not None for name in ("fla", "causal_conv1d"))
+    """Whether flash-linear-attention, whose Triton kernels compute the rule on GPUs, is
+    installed.
+    """
+    return importlib.util.find_spec("fla") is not None
 
 
-def _with_kernels(
-    net_forward: Any, x: torch.Tensor, documents: RowDocuments | None
-) -> torch.Tensor:
-    """transformers' forward pass; the packages know documents of one long row only."""
-    if documents is None:
-        plain: torch.Tensor = net_forward(hidden_states=x)
-        return plain
-    # Documents are numbered within a row; the packages see one long row, in which a number must not
-    # occur in two rows.
-    number = (
-        torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * x.shape[1]
-        + documents.number
+def _uses_kernels(x: torch.Tensor, documents: RowDocuments | None) -> bool:
+    """Whether the kernels compute the rule: their products are of 16 bits, and no one has promised
+    that they always give the same bits.
+    """
+    return (
+        x.is_cuda
+        and x.dtype != torch.float32
+        and (documents is None or documents.bounds is not None)
+        and not torch.are_deterministic_algorithms_enabled()
+        and has_kernels()
     )
-    row = net_forward(
-        hidden_states=x.flatten(0, 1)[None],
-        seq_idx=number.view(1, -1),
-        cu_seq_lens_q=documents.bounds,
-    )
-    out: torch.Tensor = row.view(x.shape)
-    return out
 
 
 def _forward(
-    net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: ProcessMesh | None
+    net: Any, x: torch.Tensor, documents: RowDocuments | None, mesh: ProcessMesh | None
 ) -> torch.Tensor:
     qkv, z, b, a = _project(net, x)
     sizes = [net.key_dim, net.key_dim, net.value_dim]
@@ -121,7 +111,7 @@ def _forward(
         a,
         taps,
         head_params,
-        number,
+        documents,
         use_reentrant=False,
         preserve_rng_state=False,
     )
@@ -166,12 +156,16 @@ def _heads_forward(
     a: torch.Tensor,
     taps: torch.Tensor,
     head_params: _Heads,
-    number: torch.Tensor | None,
+    documents: RowDocuments | None,
 ) -> torch.Tensor:
     """Outputs [B, S, heads, D] of the heads in `qkv` before their norm; `taps` [C, taps] and
     `head_params` are theirs.
     """
+    number = None if documents is None else documents.number
     conv_out = _causal_conv(qkv, taps, number)
+    if _uses_kernels(conv_out, documents):
+        bounds = None if documents is None else documents.bounds
+        return _rule_of_fla(net, conv_out, b, a, head_params, bounds)
     return _rows(delta_rule(*_rule_inputs(net, conv_out, b, a, head_params), number), qkv.dtype)
 
 
@@ -244,20 +238,51 @@ def _rule_inputs(
     """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `head_params`
     are those of the heads in it.
     """
-    activations = ACT2FN[net.activation](qkv)
-    times, values = net.num_v_heads // net.num_k_heads, b.shape[2] * net.head_v_dim
-    keys = (qkv.shape[2] - values) // 2
-    q, k, v = torch.split(activations, [keys, keys, values], -1)
-
-    def heads(x: torch.Tensor, repeats: int, size: int) -> torch.Tensor:
-        """fp32 [B, heads, S, D]; each key head serves `repeats` neighbours."""
-        x = x.reshape(*x.shape[:2], -1, 1, size).expand(-1, -1, -1, repeats, -1).flatten(2, 3)
-        return x.transpose(1, 2).float()
-
-    q, k = (_unit(heads(x, times, net.head_k_dim)) for x in (q, k))
-    decay = -head_params.a_log.float().exp() * F.softplus(a.float() + head_params.dt_bias)
+    q, k, v = (
+        x.transpose(1, 2).float()
+        for x in _split_heads(net, ACT2FN[net.activation](qkv), b.shape[2])
+    )
     beta = b.sigmoid().float().transpose(1, 2)
-    return q, k, heads(v, 1, net.head_v_dim), decay.transpose(1, 2), beta
+    return _unit(q), _unit(k), v, _decay(a, head_params).transpose(1, 2), beta
+
+
+def _rule_of_fla(
+    net: Any,
+    qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    head_params: _Heads,
+    bounds: torch.Tensor | None,
+) -> torch.Tensor:
+    """`delta_rule` of `_rule_inputs` by the kernels of flash-linear-attention, as [B, S, heads, D].
+
+    The kernels know documents of one long row only.
+    """
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    q, k, v = _split_heads(net, ACT2FN[net.activation](qkv), b.shape[2])
+    inputs = (q, k, v, _decay(a, head_params), b.sigmoid())
+    if bounds is not None:
+        inputs = tuple(x.flatten(0, 1)[None] for x in inputs)
+    out, _ = chunk_gated_delta_rule(*inputs, cu_seqlens=bounds, use_qk_l2norm_in_kernel=True)
+    return out.view(*qkv.shape[:2], b.shape[2], net.head_v_dim)
+
+
+def _split_heads(net: Any, activations: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
+    """q and k [B, S, heads, K] and v [B, S, heads, D]; each key head serves some neighbours."""
+    times, values = net.num_v_heads // net.num_k_heads, heads * net.head_v_dim
+    keys = (activations.shape[2] - values) // 2
+    parts = torch.split(activations, [keys, keys, values], -1)
+    sizes = ((times, net.head_k_dim), (times, net.head_k_dim), (1, net.head_v_dim))
+    return tuple(
+        x.reshape(*x.shape[:2], -1, 1, size).expand(-1, -1, -1, repeats, -1).flatten(2, 3)
+        for x, (repeats, size) in zip(parts, sizes, strict=True)
+    )
+
+
+def _decay(a: torch.Tensor, head_params: _Heads) -> torch.Tensor:
+    """The logarithm of the decay of each token and head, in fp32."""
+    return -head_params.a_log.float().exp() * F.softplus(a.float() + head_params.dt_bias)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
