@@ -1,8 +1,9 @@
-"""Copies of a device's tensors in host memory, which a save writes while training continues."""
+"""Copies of a device's tensors in host memory, made and written while training continues."""
 
 from __future__ import annotations
 
 import weakref
+from threading import Thread
 
 import torch
 
@@ -11,65 +12,106 @@ Files = dict[str, dict[str, torch.Tensor]]
 _ALIGNMENT = 256  # bytes: every dtype, and the transfers of a device
 
 
-class HostCopies:
-    """Copies a checkpoint to the host, on CUDA to pinned memory that stays between saves.
+class Copying:
+    """The copies of one save while they are made."""
 
-    Training waits for the copy. New memory, if not pinned, costs a fault for each page and a
-    second copy by the driver. The memory is as large as what this rank saves; other devices get new
-    memory, free again after each save.
+    def __init__(self, sources: Files, copies: Files, device: str) -> None:
+        self._copies, self._sources = copies, sources
+        self._thread: Thread | None = None
+        self._event: torch.cuda.Event | None = None
+        self._error: Exception | None = None
+        if device == "cpu":
+            self._thread = Thread(target=self._copy_all, name="copy for a save", daemon=True)
+            self._thread.start()
+        elif device == "cuda" and torch.cuda.is_available():
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                _copy(sources, copies, non_blocking=True)
+            self._event = stream.record_event()
+        else:
+            _copy(sources, copies)
+
+    def finish_before_change(self) -> None:
+        """Wait as long as training may not change the tensors; on CUDA its stream waits, not the
+        host.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+    def wait(self) -> Files:
+        """The copies, once complete. Raises the error of the thread that makes them."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._event is not None:
+            self._event.synchronize()
+        self._sources = Files()  # until now a stream may have been reading them
+        if self._error is not None:
+            raise self._error
+        return self._copies
+
+    def _copy_all(self) -> None:
+        try:
+            _copy(self._sources, self._copies)
+        # An exception of a thread is lost; `wait` raises it.
+        except Exception as error:
+            self._error = error
+
+
+class HostCopies:
+    """Copies checkpoints to host memory that stays between saves, as large as this rank's part.
+
+    New memory costs a page fault for every 4 KiB, and on CUDA a second copy by the driver if it is
+    not pinned. Copies are made during the next forward and backward pass, which only read the
+    tensors (as by Maurya et al. 2024, arXiv 2406.10707): on a CPU by a thread, on CUDA by a
+    stream. On other devices, whose streams are unchecked, `begin` makes them.
     """
 
     def __init__(self, device: str) -> None:
         """`device` is the kind of the tensors' device."""
-        self._stays, self._memory = device == "cuda", torch.empty(0, dtype=torch.uint8)
+        self._device, self._memory = device, host_memory(0, device)
 
-    def of(self, files: Files) -> Files:
-        """Copies of all tensors, complete on return; the copies of the save before are gone."""
-        if not self._stays:
-            return {
-                file: {
-                    name: tensor.detach().to("cpu", copy=True)
-                    for name, tensor in file_tensors.items()
-                }
-                for file, file_tensors in files.items()
-            }
-        self._reserve(
-            sum(
-                _room(tensor) for file_tensors in files.values() for tensor in file_tensors.values()
-            )
-        )
+    def begin(self, files: Files) -> Copying:
+        """Begin to copy all tensors; the copies of the save before are gone.
+
+        The tensors may change only after `finish_before_change`.
+        """
+        size = sum(_room(tensor) for tensors in files.values() for tensor in tensors.values())
+        if len(self._memory) != size:
+            self._memory = host_memory(0, self._device)  # first, or both would be there
+            self._memory = host_memory(size, self._device)
         copies, at = Files(), 0
         for file, file_tensors in files.items():
             copies[file] = {}
             for name, tensor in file_tensors.items():
-                copy = self._memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                copies[file][name] = copy.copy_(tensor.detach(), non_blocking=True)
+                values = self._memory[at : at + tensor.nbytes]
+                copies[file][name] = values.view(tensor.dtype).view(tensor.shape)
                 # Rounded up, because `view(dtype)` of bytes needs an aligned offset.
                 at += _room(tensor)
-        if torch.accelerator.is_available():
-            # The copies are only queued so far, and training changes the tensors after return.
-            torch.accelerator.current_stream().synchronize()
-        return copies
+        return Copying(files, copies, self._device)
 
-    def _reserve(self, size: int) -> None:
-        if len(self._memory) != size:
-            del self._memory  # first, or both would be there
-            self._memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-            _pin(self._memory)
+
+def host_memory(size: int, device: str) -> torch.Tensor:
+    """Bytes on the host, on CUDA pinned if the driver allows it; else copies are only slower."""
+    memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+    if device != "cuda" or not torch.cuda.is_available() or not size:
+        return memory
+    # Registered and not `pin_memory=True`, whose allocator rounds up to a power of two: 16 GiB for
+    # 8.3.
+    runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    return memory
+
+
+@torch.no_grad()
+def _copy(sources: Files, copies: Files, non_blocking: bool = False) -> None:
+    for file, tensors in sources.items():
+        for name, tensor in tensors.items():
+            copies[file][name].copy_(tensor.detach(), non_blocking=non_blocking)
 
 
 def _room(tensor: torch.Tensor) -> int:
     return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _pin(memory: torch.Tensor) -> None:
-    """Pin host memory, if the driver allows it; else copies are only slower.
-
-    Registered and not `pin_memory=True`, whose allocator rounds up to a power of two: 16 GiB for
-    8.3.
-    """
-    if not torch.cuda.is_available() or not len(memory):
-        return
-    runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
-    if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) == 0:
-        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False

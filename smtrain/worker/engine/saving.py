@@ -11,10 +11,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.model.lora import Lora, another_adapter
@@ -25,7 +24,7 @@ from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import write_safetensors
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.native.stream import LostBytesError
-from smtrain.worker.engine.host_copies import HostCopies
+from smtrain.worker.engine.host_copies import Copying, Files, HostCopies
 
 
 class Ranks(Protocol):
@@ -45,8 +44,13 @@ class SavedContents(Protocol):
         """Whether this rank's weights are finite numbers."""
         ...
 
-    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+    def files(self) -> Files:
         """The tensors of each file that this rank writes."""
+        ...
+
+    @property
+    def are_copies(self) -> bool:
+        """Whether the tensors of `files` are on the host and training does not change them."""
         ...
 
     def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
@@ -61,18 +65,18 @@ class _Writing(threading.Thread):
     """
 
     def __init__(
-        self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]], read_back: bool
+        self, path: Path, root: str, complete_files: Callable[[], Files], read_back: bool
     ) -> None:
+        """`complete_files` waits until the tensors have their values."""
         super().__init__(name=f"save {path.name}", daemon=True)
-        self._path, self._root, self._tensors, self._read_back = path, root, tensors, read_back
+        self._path, self._root, self._complete_files = path, root, complete_files
+        self._read_back = read_back
         self.files: dict[str, dict[str, Any]] = {}
         self.fault: str | None = None
 
     def run(self) -> None:
         try:
-            while self._tensors:
-                # Taken out one by one: copies that are not pinned are freed once written.
-                name, tensors = self._tensors.popitem()
+            for name, tensors in self._complete_files().items():
                 path = self._path / self._root / name
                 self.files[f"{self._root}{name}"] = write_safetensors(
                     path, tensors, self._read_back
@@ -105,6 +109,7 @@ class Saver:
         """`device` is the kind of device that has the tensors."""
         self._ranks, self._contents, self._allowed = ranks, contents, require_owner
         self._copies = HostCopies(device)
+        self._copying: Copying | None = None
         self._unfinished_save: tuple[_Writing, Path, Manifest] | None = None
 
     def begin(
@@ -115,7 +120,9 @@ class Saver:
         copy: bool = True,
         read_back: bool = False,
     ) -> None:
-        """See `Engine.begin_save`; without `copy`, the tensors may not change before `end`.
+        """See `Engine.begin_save`; call `finish_before_change` before a tensor changes.
+
+        Without `copy`, the tensors may not change before `end`.
 
         A step already whole is saved again in a subfolder; its new manifest then replaces
         the old files.
@@ -129,17 +136,20 @@ class Saver:
         )
         root = self._root_for(path)
         files = self._contents.files()
-        tensors = (
-            self._copies.of(files)
-            if copy
-            else {
-                file: {name: tensor.detach().cpu() for name, tensor in file_tensors.items()}
-                for file, file_tensors in files.items()
-            }
-        )
-        writing = _Writing(path, root, tensors, read_back)
+        if copy and not self._contents.are_copies:
+            self._copying = self._copies.begin(files)
+            complete_files = self._copying.wait
+        else:
+            complete_files = partial(_on_host, files)
+        writing = _Writing(path, root, complete_files, read_back)
         self._unfinished_save = writing, path, self._contents.manifest(step, state, root)
         writing.start()
+
+    def finish_before_change(self) -> None:
+        """Finish the copies that `begin` began; training calls it before it changes a tensor."""
+        if self._copying is not None:
+            self._copying.finish_before_change()
+            self._copying = None
 
     def end(self, wait: bool = True) -> int | None:
         """See `Engine.end_save`."""
@@ -237,6 +247,13 @@ def raise_any(faults: Sequence[str | None], failure: str) -> None:
     for rank, fault in enumerate(faults):
         if fault is not None:
             raise CheckpointError(f"{failure} on rank {rank}: {fault}")
+
+
+def _on_host(files: Files) -> Files:
+    return {
+        file: {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        for file, tensors in files.items()
+    }
 
 
 def local_rank() -> int:

@@ -32,7 +32,7 @@ from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.training_state import KINDS
-from smtrain.worker.engine import saving
+from smtrain.worker.engine import host_copies, saving
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.engine.native.loss_scaling import GOOD_STEPS
@@ -733,11 +733,29 @@ def train_saving_behind(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int
 ) -> list[tuple[float, float]]:
     """Like `train_and_save`, but rank 0's disk is so slow that all further steps are done before
-    the save is.
+    the save is, and every rank copies only when the first of them waits for it or has updated.
     """
     e = engine(config, options)
     steps(e, 0, at)
     held, real = threading.Event(), vars(saving)["write_safetensors"]
+    updating, copy = threading.Event(), vars(host_copies)["_copy"]
+    finish, update = e._saver.finish_before_change, e.optimizer.step
+
+    def finish_late() -> None:
+        updating.set()
+        finish()
+
+    def update_and_copy(lr: float) -> torch.Tensor:
+        norm = update(lr)
+        updating.set()
+        return norm
+
+    def copy_late(*args: Any) -> None:
+        updating.wait()
+        copy(*args)
+
+    e._saver.finish_before_change, e.optimizer.step = finish_late, update_and_copy  # type: ignore[method-assign]
+    vars(host_copies)["_copy"] = copy_late
 
     def slow(*args: Any) -> Any:
         if rank == 0:
@@ -761,6 +779,7 @@ def train_saving_behind(
     finally:
         held.set()
         vars(saving)["write_safetensors"] = real
+        vars(host_copies)["_copy"] = copy
     return losses
 
 

@@ -169,6 +169,7 @@ class NativeEngine:
                 micro_batches, scale, self.optimizer.last_backward, aux_scale
             )
         with part("optimizer"):
+            self._saver.finish_before_change()
             norm = self.optimizer.step(lr)
         with part("data parallel"):
             routing, size = self.pipeline.routing, total.numel()
@@ -386,6 +387,7 @@ class NativeEngine:
         self._saver.abandon()
 
     def load(self, checkpoint: Path, read: dict[str, int] | None = None) -> dict[str, Any]:
+        self._saver.finish_before_change()
         return persist.load(self, Path(checkpoint), read)
 
     def prune(

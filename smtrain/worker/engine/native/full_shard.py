@@ -190,12 +190,12 @@ class FullShard(ShardedWeights[TrainedRows]):
         return FlatPart(self.table, ranks.rank * shard, shard, master, exp_avg, exp_avg_sq)
 
     @torch.no_grad()
-    def collect(self) -> FlatPart:
-        """This rank's part in the order of files; the first rank also gets the stage's weights.
+    def collect(self, out: FlatPart) -> None:
+        """Fill this rank's part in the order of files; the first rank also gets the stage's weights.
 
         Collective. One parameter exists in full on the device at a time.
         """
-        out, layout = self.empty_part(), self._stage.trained.layout
+        layout = self._stage.trained.layout
         for rows in self.rows.values():
             for kind in ("master", "exp_avg", "exp_avg_sq"):
                 parameter, offset = rows.gather(getattr(rows, kind)), 0
@@ -208,10 +208,11 @@ class FullShard(ShardedWeights[TrainedRows]):
                         target.copy_(values[start:stop])
                     if kind == "master" and self._mesh.shard_rank == 0:
                         shape = layout.local_shape(name, self._mesh.tp_rank)
-                        out.weights[name] = values.view(shape).to(
-                            "cpu", self._stage.dtype, copy=True
-                        )
-        return out
+                        if name not in out.weights:
+                            out.weights[name] = torch.empty(
+                                shape, dtype=self._stage.dtype, device="cpu"
+                            )
+                        out.weights[name].copy_(values.view(shape))
 
     @torch.no_grad()
     def distribute(self, flat_part: FlatPart) -> None:

@@ -24,6 +24,7 @@ from smtrain.worker.checkpoint.native.files import (
 )
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.training_state import KINDS
+from smtrain.worker.engine.host_copies import Files
 from smtrain.worker.engine.native.full_shard import FlatPart, FullShard
 from smtrain.worker.engine.native.zero1 import OptimizerShard
 from smtrain.worker.engine.saving import fill_from
@@ -37,15 +38,20 @@ class StageContents:
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
+        self._part: FlatPart | None = None
+
+    @property
+    def are_copies(self) -> bool:
+        return isinstance(self._engine.optimizer.dense, FullShard)
 
     def finite(self) -> bool:
         return self._engine.optimizer.is_finite()
 
-    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+    def files(self) -> Files:
         engine = self._engine
         engine.optimizer.settle()
         mesh, optimizer, dense = engine.mesh, engine.optimizer, engine.optimizer.dense
-        part = dense.collect() if isinstance(dense, FullShard) else dense
+        part = self._collect(dense) if isinstance(dense, FullShard) else dense
         state: dict[str, torch.Tensor] = {kind: getattr(part, kind) for kind in KINDS}
         if optimizer.experts is not None:
             state |= {f"{EXPERTS}{kind}": getattr(optimizer.experts, kind) for kind in KINDS}
@@ -60,11 +66,19 @@ class StageContents:
                 part.weights if isinstance(part, FlatPart) else engine.stage.trained.parameters
             )
             biases = engine.stage.router_biases if engine.lora is None else {}
+            if self.are_copies:
+                biases = {name: bias.to("cpu", copy=True) for name, bias in biases.items()}
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = {**weights, **biases}
         experts = engine.stage.trained_experts
         if experts is not None and experts.replicas.rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(experts.parameters)
         return out
+
+    def _collect(self, dense: FullShard) -> FlatPart:
+        """This rank's part of fully sharded state, in memory that stays between saves."""
+        self._part = dense.empty_part() if self._part is None else self._part
+        dense.collect(self._part)
+        return self._part
 
     def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
         engine, mesh = self._engine, self._engine.mesh

@@ -37,12 +37,16 @@ class AdapterState:
         self._stages = range(engine.pp_rank, self._layout.pp, engine.options.pp)
         self._group = self._gathering() if engine.options.zero1 and engine.dp_size > 1 else None
 
+    @property
+    def are_copies(self) -> bool:
+        return True
+
     def finite(self) -> bool:
         return self._engine.adamw.all_finite()
 
     def files(self) -> dict[str, dict[str, torch.Tensor]]:
         engine, out = self._engine, {}
-        factors = {name: p.detach().cpu() for name, p, _ in self._parts()}
+        factors = {name: p.detach().to("cpu", copy=True) for name, p, _ in self._parts()}
         moments = {kind: self._moments(kind) for kind in _MOMENTS}
         for stage in self._stages:
             table = self._layout.flat_table(stage)
