@@ -23,6 +23,7 @@ from smtrain.worker.checkpoint.conversion_plan import (
     manifest,
     on_threads,
 )
+from smtrain.worker.checkpoint.reserving import reserve
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import (
     JOURNAL,
@@ -98,8 +99,14 @@ def _fill(
         with turns[file]:
             _write(handles[file], at, data)
 
-    for folder in {(stage.folder / c.file).parent for c in plan.containers}:
-        folder.mkdir(parents=True, exist_ok=True)
+    for container in plan.containers:
+        path = stage.folder / container.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            reserve(handle, container.end)
+        finally:
+            os.close(handle)
 
     def write_job(key: str, job: Job) -> None:
         if key in stage.done:

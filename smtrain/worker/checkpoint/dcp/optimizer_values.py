@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from smtrain.core.config.learning_rate import learning_rate
-from smtrain.core.config.training import Train
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.training_state import TrainingState
 
@@ -19,6 +17,10 @@ def group(state: TrainingState, location: object, decays: bool) -> dict[str, Any
     Keys are those of torch.optim.AdamW (2.13) and `initial_lr`, which its schedulers add. Raises
     CheckpointError if the state does not record how it was trained.
     """
+    # Here, because the schema takes a quarter of a second, and few conversions have a state.
+    from smtrain.core.config.learning_rate import learning_rate
+    from smtrain.core.config.training import Train
+
     settings = state.loop.get("settings")
     if not settings:
         raise CheckpointError(
