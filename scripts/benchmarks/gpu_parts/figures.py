@@ -85,7 +85,8 @@ def plan_figures(work: Line, device: Line, toy: bool) -> Line:
     from smtrain.core.model.shape import ModelShape
 
     shape = ModelShape.from_config(model_config(work["model"], toy, work.get("layers")))
-    lora = Lora(16, 32.0, 0.0, targets_of(shape, (ALL_LINEAR,))) if work.get("lora") else None
+    targets = targets_of(shape, (ALL_LINEAR,))
+    lora = Lora(16, 32.0, 0.0, targets, quantize=work.get("quantize")) if work.get("lora") else None
     task = Work(
         shape,
         work["S"],

@@ -23,9 +23,12 @@ TOY_ONES = ("llama", "gemma3", "qwen3_moe")
 Numbers = list[tuple[float, float]]
 
 
-def parity(bench: Bench) -> None:
-    """Rows of documents: fp32, bf16, bf16 with adapters, and some families compiled."""
-    names = [name for name in cases.CONFIGS if not bench.toy or name in TOY_ONES]
+def parity(bench: Bench, families: str = "") -> None:
+    """Rows of documents: fp32, bf16, bf16 with adapters, and some families compiled; default: all
+    families.
+    """
+    chosen = families.split(",") if families else TOY_ONES if bench.toy else [*cases.CONFIGS]
+    names = [name for name in chosen if name in cases.CONFIGS]
     init_distributed("cpu")
     expected = {name: train_steps(name, "fp32") for name in names}
     expected_lora = {name: train_steps(name, "fp32", lora=True) for name in names}
@@ -37,7 +40,7 @@ def parity(bench: Bench) -> None:
         emit_differences(
             bench, name, "bf16, LoRA", expected_lora[name], train_steps(name, "bf16", lora=True)
         )
-    for name in () if bench.toy else COMPILED_ONES:
+    for name in () if bench.toy else [name for name in COMPILED_ONES if name in names]:
         torch._dynamo.reset()
         emit_differences(
             bench, name, "bf16, compiled", expected[name], train_steps(name, "bf16", fast=True)

@@ -80,6 +80,13 @@ PARTS = {
     "parity": Part(
         "parity:parity", 120, "tiny models of every family: losses and norms next to the CPU's"
     ),
+    "parity_nets": Part(
+        "parity:parity",
+        60,
+        "the same of families with gated delta nets and latent attention",
+        (),
+        ("qwen3_5,qwen3_5-tied,qwen3_next,qwen3_5_moe,deepseek_v3,gemma4_moe",),
+    ),
     "meshes": Part(
         "meshes:meshes",
         120,

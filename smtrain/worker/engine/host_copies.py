@@ -72,16 +72,30 @@ class HostCopies:
     def __init__(self, device: str) -> None:
         """`device` is the kind of the tensors' device."""
         self._device, self._memory = device, host_memory(0, device)
+        self._reserving: Thread | None = None
+
+    def reserve(self, files: Files) -> None:
+        """Reserve the memory of copies of these files in the background, if it must be pinned.
+
+        That took 2.7 s for 5.8 GiB on a machine with an H200, in which its first save let training
+        wait.
+        """
+        if self._device == "cuda":
+            size = _size(files)
+            self._reserving = Thread(
+                target=self._resize, args=(size,), name="reserve for saves", daemon=True
+            )
+            self._reserving.start()
 
     def begin(self, files: Files) -> Copying:
         """Begin to copy all tensors; the copies of the save before are gone.
 
         The tensors may change only after `finish_before_change`.
         """
-        size = sum(_room(tensor) for tensors in files.values() for tensor in tensors.values())
-        if len(self._memory) != size:
-            self._memory = host_memory(0, self._device)  # first, or both would be there
-            self._memory = host_memory(size, self._device)
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+        self._resize(_size(files))
         copies, at = Files(), 0
         for file, file_tensors in files.items():
             copies[file] = {}
@@ -91,6 +105,11 @@ class HostCopies:
                 # Rounded up, because `view(dtype)` of bytes needs an aligned offset.
                 at += _room(tensor)
         return Copying(files, copies, self._device)
+
+    def _resize(self, size: int) -> None:
+        if len(self._memory) != size:
+            self._memory = host_memory(0, self._device)  # first, or both would be there
+            self._memory = host_memory(size, self._device)
 
 
 def host_memory(size: int, device: str) -> torch.Tensor:
@@ -111,6 +130,10 @@ def _copy(sources: Files, copies: Files, non_blocking: bool = False) -> None:
     for file, tensors in sources.items():
         for name, tensor in tensors.items():
             copies[file][name].copy_(tensor.detach(), non_blocking=non_blocking)
+
+
+def _size(files: Files) -> int:
+    return sum(_room(tensor) for tensors in files.values() for tensor in tensors.values())
 
 
 def _room(tensor: torch.Tensor) -> int:

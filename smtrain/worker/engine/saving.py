@@ -109,8 +109,15 @@ class Saver:
         """`device` is the kind of device that has the tensors."""
         self._ranks, self._contents, self._allowed = ranks, contents, require_owner
         self._copies = HostCopies(device)
+        self._is_prepared = False
         self._copying: Copying | None = None
         self._unfinished_save: tuple[_Writing, Path, Manifest] | None = None
+
+    def prepare(self) -> None:
+        """Reserve in the background what saves need; training calls it before each step."""
+        if not self._is_prepared and not self._contents.are_copies:
+            self._copies.reserve(self._contents.files())
+        self._is_prepared = True
 
     def begin(
         self,

@@ -250,6 +250,7 @@ _ALL: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         attention_bias=True,
         layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        partial_rotary_factor=0.5,  # releases up to 5.17 write their own next to that of the ropes
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 1e6,

@@ -92,3 +92,14 @@ def test_one_number_that_is_not_finite_is_found(wrong: float, at: int) -> None:
     numbers[at] = wrong
     assert not is_finite(numbers)
     assert is_finite(torch.empty(0))
+
+
+def test_reserved_memory_is_that_of_the_first_save() -> None:
+    copies = HostCopies("cuda")
+    copies.reserve(tensors(1))
+    assert copies._reserving is not None
+    copies._reserving.join()
+    reserved = copies._memory.data_ptr()
+    assert len(copies._memory) > 0
+    first = copies.begin(tensors(1)).wait()["model"]["w"].data_ptr()
+    assert reserved <= first < reserved + len(copies._memory)

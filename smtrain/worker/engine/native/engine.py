@@ -144,6 +144,7 @@ class NativeEngine:
         references: torch.Tensor | None = None,
     ) -> Callable[[], StepResult]:
         began = time.perf_counter()
+        self._saver.prepare()
         preference = self._preference
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments, references)
