@@ -151,7 +151,9 @@ def test_it_is_stopped_and_resumes_with_another_cut(base: dict[str, Any]) -> Non
     after = trained(config(base, "stopped", {"parallel": {"cp": 4}, "processes": 4}, steps=steps))
     # A stop comes before the validation of its step, which the resumed job then makes up for.
     assert min(trained_steps(after)) == max(trained_steps(before)) + 1
-    agree({**before, **after}, trained(config(base, "stopped-whole", WHOLE, steps=steps)))
+    # At a step whose validation is made up for, the resumed job logs only that.
+    both = {step: {**before.get(step, {}), **after.get(step, {})} for step in {*before, *after}}
+    agree(both, trained(config(base, "stopped-whole", WHOLE, steps=steps)))
 
 
 @pytest.mark.parametrize("kind", ["sft", "experts", "adapter"])
