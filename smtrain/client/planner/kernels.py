@@ -148,14 +148,16 @@ class Kernels:
         bytes_ = (
             passes["norm"] * norm_numbers
             + passes["hidden"] * shape.hidden
-            + passes["queries"] * queries
+            + passes["queries" if shape.latent is None else "latent"] * queries
         )
         if shape.experts is None:
             bytes_ += passes["inner"] * shape.intermediate / mesh.tp
         else:
             rows = (work.capacity or 1.0) * shape.experts.chosen
+            has_scores = shape.rules.experts is not None and shape.rules.experts.scores == "sigmoid"
             bytes_ += rows * (
-                passes["chosen"] * shape.hidden + passes["inner"] * shape.experts.width / mesh.tp
+                (passes["chosen"] + has_scores * passes["scored"]) * shape.hidden
+                + passes["inner"] * shape.experts.width / mesh.tp
             )
         if work.lora is not None:
             adapter_passes = facts["passes"][f"{form}_adapter"]
@@ -174,19 +176,11 @@ class Kernels:
         row = facts["flash" if work.deterministic or work.has_mask or mesh.cp > 1 else "cudnn"]
         rate: float = row["narrow" if shape.head_dim <= 64 else "wide"] * self.peak
         forward_again = facts["forward"] if mesh.recompute != "none" or mesh.cp > 1 else 0.0
-        if (
-            shape.delta is not None
-        ):  # within chunks, and with the state of the chunk before; once more, as it is repeated
-            key, value = shape.delta.key_dim, shape.delta.value_dim
-            operations = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
-            return (
-                float(4 + bool(forward_again))
-                * shape.delta.value_heads
-                / mesh.tp
-                * operations
-                * tokens
-                / rate
-            )
+        if shape.delta is not None:
+            # Plain torch's passes over fp32 keys and values take its time, not the products.
+            numbers = shape.delta.value_heads * (shape.delta.key_dim + shape.delta.value_dim)
+            passes: float = facts["delta"] * (4 + bool(forward_again)) / 4
+            return passes * numbers / mesh.tp * tokens / self.elementwise
         # The narrower of keys and values are padded.
         width = shape.heads * max(shape.head_dim, shape.value_dim) / mesh.tp
         # 4 operations forward and 10 backward for each query, key that it sees, and number of a

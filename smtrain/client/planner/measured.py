@@ -51,7 +51,14 @@ class MeasuredRun:
         shape = ModelShape.from_config(config) if config else named_shape(row["model"])
         assert shape is not None, row["model"]
         lora = (
-            Lora(row["lora"], 2.0 * row["lora"], targets=linears(shape)) if "lora" in row else None
+            Lora(
+                row["lora"],
+                2.0 * row["lora"],
+                targets=linears(shape),
+                quantize=row.get("quantize"),
+            )
+            if "lora" in row
+            else None
         )
         return cls(
             id=row["id"],

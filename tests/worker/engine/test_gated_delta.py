@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.initial_weights import RandomWeights
+from smtrain.worker.engine.native import gated_delta
 from smtrain.worker.engine.native.gated_delta import CHUNK, RowDocuments, keep_apart
 
 pytestmark = pytest.mark.skipif("qwen3_5_text" not in CONFIG_MAPPING, reason="of transformers 5")
@@ -72,6 +75,53 @@ def test_documents_of_a_row_have_the_numbers_of_transformers_run_on_each() -> No
     assert (out - expected).abs().mean() <= 1e-6 * expected.abs().mean()
     for made, wanted in pairs:
         assert (made - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def token_by_token(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    cu_seqlens: torch.Tensor | None,
+    use_qk_l2norm_in_kernel: bool,
+) -> tuple[torch.Tensor, None]:
+    """What the kernel of flash-linear-attention computes, [B, T, heads, D], with its arguments."""
+    assert use_qk_l2norm_in_kernel
+    q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    if cu_seqlens is not None:
+        assert len(q) == 1
+    first = {0} if cu_seqlens is None else {*cu_seqlens.tolist()}
+    out, state = [], torch.zeros(*q.shape[:1], *q.shape[2:], v.shape[-1])
+    for at in range(q.shape[1]):
+        state = state * (0.0 if at in first else g[:, at].exp()[..., None, None])
+        old = (state * k[:, at, ..., None]).sum(-2)
+        new = (v[:, at] - old) * beta[:, at, :, None]
+        state = state + k[:, at, ..., None] * new[..., None, :]
+        out.append((state * q[:, at, ..., None]).sum(-2) * q.shape[-1] ** -0.5)
+    return torch.stack(out, 1), None
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_kernel_gets_what_the_rule_in_torch_gets(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel itself agreed under Triton's interpreter (docs/verified.md)."""
+    module: Any = ModuleType("fla.ops.gated_delta_rule")
+    module.chunk_gated_delta_rule = token_by_token
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    made, lengths = net(), LENGTHS
+    keep_apart(made)
+    x = torch.randn(len(lengths), sum(lengths[0]), SIZES["hidden_size"])
+    number = torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in lengths])
+    bounds = torch.tensor([0, *(n for row in lengths for n in row)]).cumsum(0)
+    documents = RowDocuments(number, bounds) if apart else None
+    torch_out = made(x, attention_mask=documents)
+    monkeypatch.setattr(gated_delta, "_uses_kernels", lambda x, documents: True)
+    torch.testing.assert_close(made(x, attention_mask=documents), torch_out, rtol=1e-4, atol=1e-4)
 
 
 def test_a_row_of_one_document_and_one_without_numbers_are_the_same() -> None:
