@@ -142,7 +142,7 @@ def test_without_namespaces_the_root_is_in_a_variable(start_server: StartServer)
     notes = client.lines(job)
     assert "SMTRAIN_ML_ROOT" in notes[0]
     assert "FastFile" in notes[1]
-    assert "downloaded instead" in notes[1]
+    assert "downloaded instead of mounted as FastFile" in notes[1]
     assert notes[2] == "hello"
     assert job["ModelArtifacts"]["S3ModelArtifacts"].endswith("/output/model.tar.gz")
     # No kernel ends the children here: the supervisor does, at the job's end and at the control

@@ -257,14 +257,19 @@ class Attempt:
                         f" this host's folder is {event.host.ml}, in the variable SMTRAIN_ML_ROOT."
                     ]
                 )
+            refused: dict[str, list[Channel]] = {}
             for channel in lazy[event.host.rank]:
                 if reason := event.value["fastfile"][channel.name]:
-                    event.host.log.write(
-                        [
-                            f"smtrain: channel {channel.name} asked for FastFile and was downloaded"
-                            f" instead, since it could not be mounted here: {reason}"
-                        ]
-                    )
+                    refused.setdefault(reason, []).append(channel)
+            for reason, to_fetch in refused.items():
+                names = ", ".join(channel.name for channel in to_fetch)
+                event.host.log.write(
+                    [
+                        f"smtrain: inputs are downloaded instead of mounted as FastFile ({names}):"
+                        f" {reason}"
+                    ]
+                )
+                for channel in to_fetch:
                     self._fetch(event.host, channel)
 
     def _train(self, remaining_s: float, wait: float, interrupted_after: float | None) -> End:
