@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import durations, tiers
+from tests import durations, shared_imports, tiers
 from tests.shared_run import kept_run, shared_run
 
 __all__ = ["kept_run", "shared_run"]  # fixtures of all tests
@@ -253,6 +253,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     config.pluginmanager.register(durations.Durations(config), "durations")
+    shared_imports.use(getattr(config, "workerinput", {}).get("imports") or shared_imports.begin())
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["imports"] = shared_imports.words()[0]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,7 +8,6 @@ a copy starts a new Python.
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 from smtrain.plane.server.warm import WarmPython
+from tests import shared_imports
 
 SHIM = """#!{python} -IS
 import os, sys
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str | Path], env: dict[str, str]) -> subprocess.Comp
     """`subprocess.run([sys.executable, script, *words], env=env, capture_output=True,
     text=True)`.
     """
-    client: Any = _client()
+    client: Any = shared_imports.client()
     words = [str(word) for word in arguments]
     outputs = [os.pipe(), os.pipe()]
     null = os.open(os.devnull, os.O_RDONLY)
@@ -109,11 +109,3 @@ def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
     """
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     return {**kept, "TOKENIZERS_PARALLELISM": "false"}
-
-
-def _client() -> Any:
-    sys.path.append(str(entrypoints_folder()))
-    try:
-        return importlib.import_module("warm")
-    finally:
-        sys.path.remove(str(entrypoints_folder()))

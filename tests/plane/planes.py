@@ -1,9 +1,10 @@
 """Control planes for fuzzers: homes that can always be removed, servers that may not start, and job
 requests.
 
-    python -m tests.plane.planes
+    python -m tests.plane.planes [WORDS]
 
 imports the server and forks one for each line of its input, which saves the seconds of imports.
+WORDS lead to the warm Python whose imports they share (tests/shared_imports.py).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from smtrain.plane.client import (
     state_folder,
 )
 from smtrain.plane.server.processes import is_running
+from tests import shared_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
@@ -144,7 +146,7 @@ class Forks:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.plane.planes"],
+            [sys.executable, "-m", "tests.plane.planes", *shared_imports.words()],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -320,6 +322,8 @@ def main() -> None:
         training_api,  # noqa: F401
     )
 
+    for words in sys.argv[1:]:
+        shared_imports.use(words)
     for service in ("sagemaker", "s3", "logs", "iam", "cloudwatch", "scheduler"):
         service_model(service)
         moto.backends.get_backend(service)

@@ -55,8 +55,17 @@ class WarmPython:
 
     def _serve_until_end(self) -> bool:
         """Run a Python to its end; whether it started to listen."""
+        with self._start() as process:
+            assert process.stdout
+            began = process.stdout.readline() == "ready\n"
+            self._ready = began
+            process.wait()
+            self._ready = False
+            return began
+
+    def _start(self) -> subprocess.Popen[str]:
         script = str(entrypoints_folder() / "warm.py")
-        with subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, script, str(self._listening.fileno()), "-" * ROOM],
             cwd=Path("/"),
             env={**self._environment, "SMTRAIN_WARM_ROOM": "-" * 2 * ROOM},
@@ -64,13 +73,7 @@ class WarmPython:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-        ) as process:
-            assert process.stdout
-            began = process.stdout.readline() == "ready\n"
-            self._ready = began
-            process.wait()
-            self._ready = False
-            return began
+        )
 
 
 def can_offer_copies(namespaces: bool) -> bool:

@@ -29,8 +29,8 @@ from smtrain.plane.client import running_endpoint
 from smtrain.plane.server.processes import children_of
 from smtrain.worker.checkpoint.summary import verify
 from testing.plane import plane as local_plane
-from tests import tiers
-from tests.processes import processes_of, read
+from tests import shared_imports, tiers
+from tests.processes import commands, processes_of, read
 from tests.typed import typed
 
 pytestmark = pytest.mark.slow
@@ -142,8 +142,10 @@ def test_its_stages_began_with_their_imports_made(whole: smtrain.Run) -> None:
     """On Linux without a device; nothing that every job of ours has keeps it from a copy."""
     plane = running_endpoint()
     assert plane is not None
+    keeper = f"{shared_imports.KEEPER}={plane.pid}".encode()
     started = [pid for pid in children_of(plane.pid) if b"warm.py" in read(pid, "cmdline")]
-    assert len(started) == 1
+    copied = [pid for pid in commands() if keeper in read(pid, "environ").split(b"\0")]
+    assert len([*started, *copied]) == 1
     told = (plane.home / "local/server.log").read_text().splitlines()
     refused = {
         word for line in told if "no warm start" in line for word in re.findall(r"\w+", line)
