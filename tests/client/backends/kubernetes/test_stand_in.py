@@ -1,20 +1,25 @@
 """The stand-in for a cluster speaks the protocol: the official client and kubectl list, watch, read
 logs, patch and delete.
+
+The import of the client takes two CPU seconds: the tests make it, not this module, which every worker
+collects.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from kubernetes import client, config, watch
 
 from testing.kubernetes_api import StandInCluster
 from testing.kubernetes_pods import expand
 from testing.kubernetes_store import merge, selects
 from tests.client.backends.kubernetes.conftest import wait_for
+
+if TYPE_CHECKING:
+    from kubernetes import client
 
 
 def pod(name: str, script: str, **spec: Any) -> dict[str, Any]:
@@ -28,6 +33,8 @@ def pod(name: str, script: str, **spec: Any) -> dict[str, Any]:
 @pytest.fixture
 def core(cluster: StandInCluster) -> client.CoreV1Api:
     """The official client."""
+    from kubernetes import client, config
+
     return client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
 
 
@@ -38,6 +45,8 @@ def kubectl(*words: str, says: str = "") -> subprocess.CompletedProcess[str]:
 def test_a_pod_is_created_watched_read_and_deleted(
     cluster: StandInCluster, core: client.CoreV1Api
 ) -> None:
+    from kubernetes import watch
+
     core.create_namespaced_pod("default", pod("one", "echo first; echo second"))
     core.create_namespaced_pod(
         "default",
@@ -72,6 +81,8 @@ def test_a_pod_is_created_watched_read_and_deleted(
 def test_lists_come_in_pages_and_old_versions_are_gone(
     cluster: StandInCluster, core: client.CoreV1Api
 ) -> None:
+    from kubernetes import client, watch
+
     for number in range(5):
         core.create_namespaced_secret("default", {"metadata": {"name": f"s-{number}"}})
     first = core.list_namespaced_secret("default", limit=3)
@@ -93,6 +104,8 @@ def test_lists_come_in_pages_and_old_versions_are_gone(
 
 
 def test_errors_have_the_words_of_the_api(cluster: StandInCluster, core: client.CoreV1Api) -> None:
+    from kubernetes import client
+
     core.create_namespaced_secret("default", {"metadata": {"name": "s"}})
     calls = [
         (404, lambda: core.read_namespaced_secret("none", "default")),
