@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from smtrain.client.config.checks import cluster, data, kubernetes, machines, pa
 from smtrain.client.config.checks.rule import ConfigRule, Fault, rule_faults
 from smtrain.core.config import JobConfig
 from tests.client.config.faults import CASES
-from tests.client.config.followed import Case, Desk, begun, read
+from tests.client.config.followed import BASES, Case, Desk, begun, read
 
 ENDS = ("compute.image: no image is known for", "compute.role: IAM did not return the ARN")
 """Faults whose remedy is outside, so that no value can be named: a tag that AWS publishes, and a
@@ -43,19 +45,51 @@ def refused(desk: Desk) -> list[str]:
     return []
 
 
-@pytest.fixture(scope="module", params=NAMED)
-def told(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Case, Desk, str]:
+@dataclass(frozen=True)
+class Broken:
+    """A case's config with its fault: all faults, and the `id` of each rule that it breaks."""
+
+    desk: Desk
+    faults: list[str]
+    rules: set[int]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Broken]:
+    """The config of a case by its name, made and checked once for all tests."""
+
+    @cache
+    def of(name: str) -> Broken:
+        case, rules = NAMED[name], set[int]()
+
+        def recording(tried: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
+            for rule in tried:
+                found = list(rule_faults([rule], config))
+                rules.update(id(rule) for _ in found)
+                yield from found
+
+        desk = begun(tmp_path_factory.mktemp("followed") / "given", case.base)
+        desk.do(case.broken)
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (checks, cluster, data, kubernetes, machines, pai, train, weights):
+                patch.setattr(module, "rule_faults", recording)
+            return Broken(desk, refused(desk), rules)
+
+    return of
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_what_a_case_starts_from_has_no_fault(base: str, tmp_path: Path) -> None:
+    assert refused(begun(tmp_path / "given", base)) == []
+
+
+@pytest.fixture(params=NAMED)
+def told(request: pytest.FixtureRequest, broken: Callable[[str], Broken]) -> tuple[Case, Desk, str]:
     """A case, its config, and the one sentence that refuses it."""
-    one = NAMED[request.param]
-    desk = begun(tmp_path_factory.mktemp("followed") / "given", one.base)
-    assert refused(desk) == []
-    desk.do(one.broken)
-    faults = refused(desk)
-    (sentence,) = [fault for fault in faults if one.says in fault]
-    assert one.more or faults == [sentence]
-    return one, desk, sentence
+    one, config = NAMED[request.param], broken(request.param)
+    (sentence,) = [fault for fault in config.faults if one.says in fault]
+    assert one.more or config.faults == [sentence]
+    return one, config.desk, sentence
 
 
 def test_every_way_that_a_sentence_names_is_enough(told: tuple[Case, Desk, str]) -> None:
@@ -106,26 +140,11 @@ NOT_REACHED = {
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], set[int]]:
+def everything(broken: Callable[[str], Broken]) -> tuple[list[str], set[int]]:
     """All sentences of the cases, and the rules that they broke."""
-    sentences: list[str] = []
-    met: set[int] = set()
-
-    def recording(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
-        for rule in rules:
-            found = list(rule_faults([rule], config))
-            met.update(id(rule) for _ in found)
-            yield from found
-
-    folder = tmp_path_factory.mktemp("everything")
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (checks, cluster, data, kubernetes, machines, pai, train, weights):
-            patch.setattr(module, "rule_faults", recording)
-        for number, one in enumerate(NAMED.values()):
-            desk = begun(folder / str(number), one.base)
-            desk.do(one.broken)
-            sentences += refused(desk)
-    return sentences, met
+    all_broken = [broken(name) for name in NAMED]
+    sentences = [fault for config in all_broken for fault in config.faults]
+    return sentences, {rule for config in all_broken for rule in config.rules}
 
 
 def test_every_rule_is_broken_by_a_case(everything: tuple[list[str], set[int]]) -> None:
