@@ -27,9 +27,9 @@ Case = Sequence[int]
 
 def examples(count: int) -> int:
     """The number of examples for hypothesis: COUNT with --full and for tests that are named, a
-    quarter in the gate.
+    tenth in the gate.
     """
-    return count if full() else max(5, count // 4)
+    return count if full() else max(5, count // 10)
 
 
 def pairwise(cases: Sequence[Case]) -> list[int]:
