@@ -22,7 +22,6 @@ SMALL = {
     "n_group": 2,
     "topk_group": 1,
     "num_experts_per_tok": 2,
-    "top_k_experts": 2,
     "q_lora_rank": 8,
     "kv_lora_rank": 4,
     "v_head_dim": 6,

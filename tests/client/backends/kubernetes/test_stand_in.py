@@ -1,8 +1,8 @@
 """The stand-in for a cluster speaks the protocol: the official client and kubectl list, watch, read
 logs, patch and delete.
 
-The import of the client takes two CPU seconds: the tests make it, not this module, which every worker
-collects.
+The client takes two CPU seconds to import, so the tests import it, not this module, which every
+worker collects.
 """
 
 from __future__ import annotations
