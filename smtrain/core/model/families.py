@@ -102,7 +102,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "ministral3",
-            since=5,
+            since=(5, 0),
             qkv_bias="never",
             o_bias="never",
             windows="always",
@@ -116,6 +116,7 @@ FAMILIES: dict[str, Family] = {
             "ministral",
             qkv_bias="never",
             o_bias="never",
+            since=(4, 57),
             windows="kinds",
             full_every=NO_FULL_LAYER,
             megatron=True,
@@ -173,6 +174,7 @@ FAMILIES: dict[str, Family] = {
             "olmo3",
             wide_norms=True,
             block_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+            since=(4, 57),
             qk_norm="wide",
             eps=("rms_norm_eps", 1e-5),
             windows="kinds",
@@ -215,7 +217,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "gemma4_text",
-            since=5,
+            since=(5, 5),
             wide_norms=True,
             qk_norm="head",
             windows="kinds",
@@ -272,7 +274,7 @@ FAMILIES: dict[str, Family] = {
             allowed_values={"attn_output_gate": True},
             ignored=("mtp.", "visual.", "model.visual."),
             mtp="mtp_num_hidden_layers",
-            since=5,
+            since=(5, 3),
             defaults={"num_key_value_heads": 4, **_NETS},
             **_DELTA,
         ),
@@ -282,7 +284,7 @@ FAMILIES: dict[str, Family] = {
             allowed_values={"attn_output_gate": True},
             ignored=("mtp.", "visual.", "model.visual."),
             mtp="mtp_num_hidden_layers",
-            since=5,
+            since=(5, 3),
             experts=replace(
                 _SHARED_EXPERT, some_layers=False, has_stacked_files=True, normalised=True
             ),
@@ -300,6 +302,7 @@ FAMILIES: dict[str, Family] = {
             "qwen3_next",
             fused_net=True,
             ignored=("mtp.",),
+            since=(4, 57),
             mtp="num_nextn_predict_layers",
             experts=_SHARED_EXPERT,
             defaults={
@@ -356,6 +359,7 @@ FAMILIES: dict[str, Family] = {
             "flex_olmo",
             wide_norms=True,
             block_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+            since=(4, 57),
             qk_norm="wide",
             max_positions=4096,
             theta=None,
@@ -417,7 +421,7 @@ FAMILIES: dict[str, Family] = {
         replace(_DEEPSEEK_V3, model_type="kimi_k2", built_as="deepseek_v3"),
         Family(
             "glm4_moe_lite",
-            since=5,
+            since=(5, 0),
             latent=True,
             mtp="num_nextn_predict_layers",
             max_positions=202752,

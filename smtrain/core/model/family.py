@@ -184,8 +184,8 @@ class Family:
     """The key of the number of layers that predict further tokens, in files behind the last layer
     or under a name in `ignored`; the text model is without them.
     """
-    since: int = 4
-    """The major version of transformers that first had it."""
+    since: tuple[int, int] = (4, 56)
+    """The release of transformers that first had it; (4, 56): also earlier ones."""
     built_as: str | None = None
     """transformers' model_type, if it differs from the family's name."""
     unit_norms: bool = True

@@ -504,7 +504,7 @@ def _rope_entries(normal: HFConfig) -> dict[str, Any]:
         has_usual_share = rules.rotary_share != 1 and rules.form != "gpt_neox"
         share_entry = {"partial_rotary_factor": normal.rope.share} if has_usual_share else {}
         parameters = {**out["rope_parameters"], **share_entry, **normal.rope.notes}
-        if rules.since == 4:
+        if rules.since < (5, 0):
             return {**out, **share_entry, "rope_parameters": parameters}
         return {"rope_parameters": parameters}
     local = normal.local_rope.to_config(normal.shape.family)

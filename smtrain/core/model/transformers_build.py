@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.activations import ACT2FN
 
 from smtrain.core.errors import CheckpointError
@@ -28,13 +28,14 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
     """
     explicit_config = explicit(config)
     family = FAMILIES[str(explicit_config["model_type"])]
-    if int(transformers.__version__.partition(".")[0]) < family.since:
+    model_type, (major, minor) = family.built_as or family.model_type, family.since
+    installed_release = tuple(map(int, transformers.__version__.split(".")[:2]))
+    if installed_release < family.since or model_type not in CONFIG_MAPPING:
         raise CheckpointError(
             f"transformers {transformers.__version__} has no {family.model_type} models: install"
-            f" transformers {family.since}"
+            f" transformers {major}.{minor} or newer"
         )
     try:
-        model_type = family.built_as or family.model_type
         hf_config = AutoConfig.for_model(**{**explicit_config, "model_type": model_type})
     except Exception as error:  # its validation errors have no common class
         reason = " ".join(str(error).split())

@@ -259,7 +259,9 @@ def test_the_length_of_rows_decides_between_the_factors_and_is_told() -> None:
         assert torch.allclose(cos[0, :, 1], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", [row.model_type for row in TABLE.values() if row.since > 4])
+@pytest.mark.parametrize(
+    "family", [row.model_type for row in TABLE.values() if row.since >= (5, 0)]
+)
 def test_a_family_of_transformers_5_is_refused_by_name_in_4(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,8 +276,20 @@ def test_a_family_of_transformers_5_is_refused_by_name_in_4(
     monkeypatch.setattr(transformers, "__version__", "4.57.6")
     with pytest.raises(
         CheckpointError,
-        match=rf"transformers 4\.57\.6 has no {family} models: install transformers 5",
+        match=rf"transformers 4\.57\.6 has no {family} models: install transformers 5\.\d or newer",
     ):
+        transformers_config(config)
+
+
+def test_a_family_that_the_installed_release_lacks_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As 4.56 is without FlexOlmo, and a class of a later release is not there to build it."""
+    from smtrain.core.model import transformers_build
+
+    monkeypatch.setattr(transformers_build, "CONFIG_MAPPING", {})
+    config = {**SIZES, "model_type": "flex_olmo", "num_key_value_heads": 2, "rope_theta": 1e4}
+    with pytest.raises(CheckpointError, match=r"has no flex_olmo .* transformers 4\.57 or newer"):
         transformers_config(config)
 
 
