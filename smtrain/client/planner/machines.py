@@ -398,13 +398,14 @@ def sizes_of_rank(shape: ModelShape, tp: int, ep: int = 1) -> RankSizes:
         return replace(
             kinds[0], layer=0, experts=0, gate_up=0, largest=max(kind.largest for kind in kinds)
         )
+    # One layer: a list of all parameters of a model with 512 experts a layer takes seconds.
+    shape = _one_layer(shape)
     # Layers without experts are whole on every expert-parallel rank.
-    layout = Layout(shape, tp, 1, ep=1 if shape.experts is None else ep)
-    specs = _one_layer(shape).specs
+    layout, specs = Layout(shape, tp, 1, ep=1 if shape.experts is None else ep), shape.specs
     size = {
         s.name: prod(layout.local_shape(s.name, 0))
         for s in specs
-        if 0 in layout.expert_ranks(s.name)
+        if 0 in layout.expert_ranks(s.name) and s.role is not Role.ROUTER_BIAS
     }
     ends = {s.name for s in specs if not LAYER.search(s.name)}
     of_experts = [s for s in specs if s.of_experts and s.name in size]

@@ -383,7 +383,7 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     )
     if shape.has_mlp:  # and the input of the router, scaled twice, and that of the experts
         inner += w * (_inner_vectors(work) * shape.intermediate / mesh.tp + 3 * shape.hidden)
-    if _has_score_router(shape) and w == 2:
+    if _has_fp32_router(shape) and w == 2:
         inner += 4.0 * shape.hidden  # the router's input in fp32
     inner += _saved_by_shared(work, mesh, sizes)
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
@@ -399,8 +399,8 @@ def _saved_by_shared(work: Work, mesh: Mesh, sizes: ExpertSizes) -> float:
     return work.width * (vectors * sizes.shared / mesh.tp + work.shape.hidden * has_gate)
 
 
-def _has_score_router(shape: ModelShape) -> bool:
-    return shape.rules.experts is not None and shape.rules.experts.scores == "sigmoid"
+def _has_fp32_router(shape: ModelShape) -> bool:
+    return shape.rules.experts is not None and shape.rules.experts.fp32_router
 
 
 def _saved_by_latents(work: Work, mesh: Mesh, latent: LatentSizes) -> float:

@@ -64,9 +64,11 @@ class ExpertNames:
     normalised: bool | None = None
     """Whether a token's weights are divided by their sum; None: as norm_topk_prob says."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    """The function of the router's logits. A sigmoid's scores are chosen by groups (n_group), and
-    routed_scaling_factor multiplies the weights.
-    """
+    """The function of the router's logits."""
+    grouped: bool = False
+    """Experts are chosen by groups (n_group), and routed_scaling_factor multiplies the weights."""
+    fp32_router: bool = False
+    """The router's product is in fp32 in every precision."""
     bias: str | None = None
     """A stored number for each expert, added to its score for the choice only (DeepSeek-V3)."""
     first_dense: int | None = None
@@ -151,6 +153,8 @@ class Family:
     """Rotary embeddings may be of type longrope, whose factors depend on the length of a row."""
     rotary_share: float = 1.0
     """The part of each head that turns if config.json does not say."""
+    rotary_dim_key: str | None = None
+    """The key of the numbers of a head that turn, in place of partial_rotary_factor."""
     rope_notes: tuple[str, ...] = ()
     """Settings of rotary embeddings that mean nothing for texts; they are kept as they are."""
     qk_norm: Literal["head", "wide"] | None = None

@@ -204,7 +204,7 @@ def _routing(config: Mapping[str, Any], shape: ModelShape) -> Routing:
     is_normalised = (
         bool(got.get("norm_topk_prob", False)) if names.normalised is None else names.normalised
     )
-    if names.scores == "softmax":
+    if not names.grouped:
         return Routing(is_normalised, float(aux))
     return Routing(is_normalised, float(aux), *_groups(got, shape), _routed_scale(got))
 
@@ -474,7 +474,7 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
     if names.shared is not None:
         key, units = names.shared_width, sizes.shared
         out |= {"n_shared_experts": units // sizes.width} if key is None else {key: units}
-    if names.scores == "sigmoid":
+    if names.grouped:
         out |= {
             "n_group": routing.groups,
             "topk_group": routing.chosen_groups,

@@ -212,6 +212,9 @@ def read_rope(
     )
     key = "partial_rotary_factor"
     share = _agree_on(key, ("rope_parameters", parameters), (part, _rename_key(config, part, key)))
+    share = _agree_on(
+        key, ("rope_parameters", {key: share}), _counted_share(config, family, head_dim)
+    )
     share = _number(key, family.rotary_share if share is None else share)
     if not (family.partial_rotary or kind == "proportional") and share != 1:
         raise CheckpointError(
@@ -237,6 +240,16 @@ def read_rope(
     theta = _number("rope_theta", usual if theta is None else theta)
     notes = {name: parameters[name] for name in family.rope_notes if name in parameters}
     return Rope(kind, theta, share, rotary_dim, settings, notes)
+
+
+def _counted_share(
+    config: Mapping[str, Any], family: Family, head_dim: int
+) -> tuple[str, dict[str, float]]:
+    """The key that counts the numbers of a head that turn, and the share of it; empty without."""
+    name = family.rotary_dim_key
+    if name is None or config.get(name) is None:
+        return "", {}
+    return name, {"partial_rotary_factor": _number(name, config[name]) / head_dim}
 
 
 def megatron_rope_lack(rope: Rope | None) -> str | None:

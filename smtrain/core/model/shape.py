@@ -36,6 +36,10 @@ from smtrain.core.model.unsupported_model import odd_attention, refusal
 from smtrain.core.text import with_article
 
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+ROUTER_PARTS = (".mlp.gate.weight", ".mlp.e_score_correction_bias")
+"""transformers' names of routers and of biases next to them, which files call otherwise (Mixtral,
+MiniMax-M2).
+"""
 """Matches the number of the layer in a parameter's name."""
 
 
@@ -315,6 +319,8 @@ class ModelShape:
         name = self.rules.module_names.get(module_name, module_name)
         if self.experts is not None and self.rules.experts is not None:
             name = name.replace(".mlp.gate.", f".{self.rules.experts.router}.")
+            if self.rules.experts.bias is not None:
+                name = name.replace(ROUTER_PARTS[1], f".{self.rules.experts.bias}")
         return self.embed_name if self.tied and name == f"{self.rules.head}.weight" else name
 
     def file_parts(self, module_name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -64,7 +64,9 @@ def check_model(model: Any, config: HFConfig) -> None:
         model_shapes |= shape.file_parts(name, tuple(p.shape))
     spec_shapes = {spec.name: spec.shape for spec in shape.specs}
     model_shapes |= {
-        name: tuple(b.shape) for name, b in model.named_buffers() if name in spec_shapes
+        name: tuple(buffer.shape)
+        for module_name, buffer in model.named_buffers()
+        if (name := shape.file_name(module_name)) in spec_shapes
     }
     if model_shapes != spec_shapes:
         name = min(set(model_shapes.items()) ^ set(spec_shapes.items()))[0]

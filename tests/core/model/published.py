@@ -11,6 +11,7 @@ Sizes are those of the config.json on the hub, or transformers' defaults if a mo
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -417,6 +418,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             routed_scaling_factor=2.5,
         ),
     ),
+    "MiniMax-M2": ("minimax_m2", {"dtype": "bfloat16", "rotary_dim": 64}),
     "GLM-4.7-Flash": ("glm4_moe_lite", sizes(2048, 10240, 47, 20, 20, 154880, 202752)),
     "pythia-6.9b": (
         "gpt_neox",
@@ -446,7 +448,9 @@ def main() -> None:
     rows = []
     for name, (family, keys) in MODELS.items():
         if BUILT_AS.get(family, family) in transformers.CONFIG_MAPPING:
-            config = transformers.AutoConfig.for_model(BUILT_AS.get(family, family), **keys)
+            # A copy: releases 5 write the base into the settings of rotary embeddings.
+            own_keys = copy.deepcopy(keys)
+            config = transformers.AutoConfig.for_model(BUILT_AS.get(family, family), **own_keys)
             written = {**json.loads(config.to_json_string()), "model_type": family}
             rows.append(f"{json.dumps(name)}: {json.dumps(written)}")
     FOLDER.mkdir(exist_ok=True)

@@ -61,13 +61,14 @@ PARAMETERS = {
     "Kimi-K2": 1_026_408_209_408,
     "GLM-4.5-Air": 106_852_245_504,
     "GLM-4.6": 352_797_814_784,
+    "MiniMax-M2": 228_689_748_992,
     "GLM-4.7-Flash": 29_943_390_976,
     "pythia-6.9b": 6_857_302_016,
     "gpt2-xl": 1_557_611_200,
 }
 """Numbers of parameters of these configs, as our shapes and the meta builds count them."""
 ACTIVE = {"gemma-4-26B-A4B": 3_822_530_560, "OLMoE-1B-7B": 1_282_017_280}
-"""Parameters that a token meets, 3.8B and 1.3B by the cards; test_families.py has those of Qwen."""
+"""Parameters that a token meets, 3.8B and 1.3B by the cards; test_hub_configs.py has more."""
 REFUSED = {
     (
         "5.0.0",

@@ -320,6 +320,17 @@ _ALL: dict[str, dict[str, Any]] = {
     "mixtral": config(
         "mixtral", num_local_experts=4, num_hidden_layers=2, intermediate_size=32, **AUX
     ),
+    "minimax_m2": config(
+        "minimax_m2",
+        num_key_value_heads=1,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        intermediate_size=24,
+        vocab_size=509,
+        router_aux_loss_coef=0.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    ),
     "gpt_oss": config(
         "gpt_oss", num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, **AUX, **OSS
     ),

@@ -47,6 +47,7 @@ MESHES = {
     "deepseek_v3-sparse": ["411 sp full", "122 ep2", "221 selective"],
     "glm4_moe_lite": ["122 ep2 l2-1", "221 sp", "114 ep4"],
     "glm4_moe": ["212 sp ep2", "411", "122 full"],
+    "minimax_m2": ["212 sp ep2", "411", "122 full"],
     "gpt_neox": ["221 sp full", "122"],
     "gpt_neox-sequential": ["212"],
     "gpt2": ["221 sp full", "122", "411 sp"],
@@ -62,6 +63,7 @@ VARIANTS = {
     "deepseek_v3-sparse",
     "glm4_moe_lite",
     "glm4_moe",
+    "minimax_m2",  # its router is DeepSeek-V3's, its norms OLMoE's
     "llama-kv4",
     "qwen2-window",
     "smollm3-window",

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.shape import ModelShape
+from smtrain.core.model.shape import ROUTER_PARTS, ModelShape
 from smtrain.worker.checkpoint.dtypes import BF16, UINT8, Bits
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally, contiguous
@@ -159,8 +159,7 @@ def split_experts(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Sla
         # Experts are cut by byte offsets, so the stack must be contiguous.
         if len(slab.shape) == 3 and slab.strides == contiguous(slab.shape):
             parts = shape.file_parts(name, slab.shape)
-        # transformers 5 calls each router mlp.gate; files of Mixtral have another name for it.
-        elif name.endswith(".mlp.gate.weight"):
+        elif name.endswith(ROUTER_PARTS):
             parts = {shape.file_name(name): slab.shape}
         at = slab.offset
         for part, size in parts.items():

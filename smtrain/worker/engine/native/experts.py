@@ -270,8 +270,14 @@ class Mixture(nn.Module):
         return weights, expert_ids, probabilities
 
     def _route_by_scores(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`_route` of DeepSeek-V3, in fp32; scores over their sum are the probabilities."""
-        scores = F.linear(x.float(), self.router.float()).sigmoid()
+        """`_route` of DeepSeek-V3 and MiniMax-M2, in fp32; scores over their sum are the
+        probabilities.
+        """
+        if self._names.fp32_router:
+            logits = F.linear(x.float(), self.router.float())
+        else:
+            logits = F.linear(x, self.router).float()
+        scores = logits.sigmoid()
         total = scores.sum(-1, keepdim=True)
         probabilities = scores / total
         if self._balance is not None and self._balance.coefficient:
