@@ -82,6 +82,9 @@ def convert(
     ],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    ep: Annotated[
+        int, typer.Option(min=1, help="native: ranks that divide the experts of each layer.")
+    ] = 1,
     cuts: Annotated[
         Optional[str], typer.Option(help="Last layer of every stage except the last, e.g. 3,7,11.")  # noqa: UP045
     ] = None,
@@ -199,6 +202,7 @@ def convert(
         to,
         tp=tp,
         pp=pp,
+        ep=ep,
         cuts=last_layers,
         form="xser" if xser and form is None else form,
         qkv=qkv,

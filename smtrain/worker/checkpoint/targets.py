@@ -31,6 +31,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _FROM_ONE = (
     "tp",
     "pp",
+    "ep",
     "kv_multiplier",
     "vpp",
     "vocab_divisor",
@@ -122,6 +123,9 @@ class Native(_Sharded):
     """A checkpoint of the native engine; from another one the optimizer state goes along, and
     training can resume.
     """
+
+    ep: int = 1
+    """Expert-parallel degree."""
 
 
 @public_class

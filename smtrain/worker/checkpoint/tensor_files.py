@@ -150,22 +150,28 @@ def _matrix_shard(shard: Shard) -> Shard:
     return shard if shard.dim is None else replace(shard, dim=shard.dim - 1)
 
 
-def blocks_of(source: WeightSource, name: str, shard: Shard) -> Iterator[Bits]:
-    """One rank's part of a parameter, a few rows at a time."""
+def blocks_of(
+    source: WeightSource, name: str, shard: Shard, experts: range | None = None
+) -> Iterator[Bits]:
+    """One rank's part of a parameter, a few rows at a time; `experts` are the rank's, if the first
+    dimension counts experts and it has not all of them.
+    """
     shape = source.shape(name)
     if not shape:
         yield source.bits(name, [])
         return
+    experts = experts or range(shape[0])
     is_stack = len(shape) == 3 and shard.dim != 0
-    for at in range(shape[0]) if is_stack else (None,):
+    for at in experts if is_stack else (None,):
         matrix = _MatrixRows(source, name, None, at)
         matrix_shard = _matrix_shard(shard) if is_stack else shard
         if matrix_shard.dim == 0:
             yield from matrix.cut(matrix_shard)
         else:
+            first, last = (0, matrix.shape[0]) if is_stack else (experts.start, experts.stop)
             yield from (
                 _pieces(matrix.read(rows), matrix_shard)
-                for rows in _blocks(0, matrix.shape[0], matrix.step, matrix.seams)
+                for rows in _blocks(first, last, matrix.step, matrix.seams)
             )
 
 

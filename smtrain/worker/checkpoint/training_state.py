@@ -52,8 +52,8 @@ class TrainingState(Protocol):
         """Read a window of a parameter's state, in fp32; default: all of it."""
         ...
 
-    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> Bits:
-        """Read the part of a parameter's state on a tensor-parallel rank, in fp32."""
+    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0) -> Bits:
+        """Read the part of a parameter's state on rank (`tp_rank`, `ep_rank`), in fp32."""
         ...
 
 

@@ -18,6 +18,8 @@ from transformers import (
 )
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import read_value
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nxd
@@ -58,7 +60,7 @@ def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     for parameter in (
         *model.parameters(),
-        *(b for n, b in model.named_buffers() if n.endswith("scalar")),
+        *(b for n, b in model.named_buffers() if n.endswith(("scalar", "correction_bias"))),
     ):  # larger than the usual start, so that texts differ
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
@@ -135,6 +137,28 @@ NEWER: dict[str, dict[str, Any]] = {
         "rope_theta": 5e5,
         "pad_token_id": 0,
     },
+    "minimax_m2": {
+        "head_dim": 8,
+        "rotary_dim": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_theta": 1e4,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24,
+        "num_nextn_predict_layers": 0,
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
     "olmo2": {},
@@ -166,7 +190,8 @@ def test_a_family_without_other_forms_goes_to_a_native_checkpoint_and_back(
     tmp_path: Path, name: str
 ) -> None:
     folder = make(tmp_path / "model", name)
-    convert(folder, tmp_path / "native", to=Native(tp=2, pp=2))
+    ep = 1 if ModelShape.from_config(read_value(folder / "config.json")).experts is None else 2
+    convert(folder, tmp_path / "native", to=Native(tp=2, pp=2, ep=ep))
     convert(tmp_path / "native", tmp_path / "out", to=HuggingFace(), config=folder)
     held = {k: t for f in (tmp_path / "out").glob("*.safetensors") for k, t in load_file(f).items()}
     original = load_file(folder / "model.safetensors")

@@ -91,9 +91,9 @@ class DcpState:
         slab = self._slabs[name, kind]
         return dtypes.cast(slab.bits(bounds), slab.dtype, FP32)
 
-    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> Bits:
-        """Read the part of a parameter's state on a tensor-parallel rank, in fp32."""
-        return local_part(layout, name, tp_rank, FP32, partial(self.window, kind, name))
+    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0) -> Bits:
+        """Read the part of a parameter's state on rank (`tp_rank`, `ep_rank`), in fp32."""
+        return local_part(layout, name, tp_rank, FP32, partial(self.window, kind, name), ep_rank)
 
     def _find_slabs(self) -> dict[tuple[str, str], Slab]:
         """(name, kind) -> slab, of every tensor of state."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import keeps_fp32
 from smtrain.core.model.footprint import Precision
@@ -18,7 +20,13 @@ from smtrain.worker.checkpoint.conversion_plan import other_files_error
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.manifest import Manifest
-from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
+from smtrain.worker.checkpoint.native.files import (
+    EXPERTS,
+    model_file,
+    optimizer_file,
+    topology_of,
+    write_stream,
+)
 from smtrain.worker.checkpoint.sources import WeightSource, precisions_of
 from smtrain.worker.checkpoint.staging import (
     Staging,
@@ -30,7 +38,7 @@ from smtrain.worker.checkpoint.staging import (
 from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.tensor_files import Tensor, blocks_of
-from smtrain.worker.checkpoint.training_state import KINDS, Kind, TrainingState
+from smtrain.worker.checkpoint.training_state import KINDS, TrainingState
 from smtrain.worker.checksum import crc32
 
 _PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
@@ -44,7 +52,7 @@ def write_native(
     overwrite: bool = True,
     companion_files: CompanionFiles = NO_COMPANIONS,
 ) -> None:
-    """Write `target/step_00000000` in the cut of (tp, pp), a few rows in memory at a time.
+    """Write `target/step_00000000` in the cut of (tp, pp, ep), a few rows in memory at a time.
 
     With `state` it is the state's own step, and training can resume from it; without, a model to
     start from. If the state's run had another precision than `source`, the weights are its master
@@ -63,7 +71,7 @@ def write_native(
         )
     writer = _NativeWriter(
         source,
-        Layout(ModelShape.from_config(source.config), to.tp, to.pp),
+        Layout(ModelShape.from_config(source.config), to.tp, to.pp, ep=to.ep),
         state,
         _PRECISIONS[dtypes.pop()],
     )
@@ -71,8 +79,9 @@ def write_native(
     companions = {file: crc32(data) for file, data in companion_files.files.items()}
     # The optimizer's state is read from the same place, so this stamp covers it too.
     read = source.location.stamp()
+    cut = [to.tp, to.pp, *([to.ep] if to.ep > 1 else [])]
     work = json.dumps(
-        [manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), companions],
+        [manifests.FORMAT, *cut, state is None, source.config, source.stamp(), companions],
         default=str,
     )
     try:
@@ -124,12 +133,12 @@ class _NativeWriter:
         manifest = Manifest(
             step=0 if state is None else state.step,
             optimizer_steps=0 if state is None else state.optimizer_steps,
-            # dp 1: one file has a rank's whole flat buffer, and any dp can resume from it.
-            topology={"tp": layout.tp, "pp": layout.pp, "dp": 1},
+            # The fewest ranks that divide the experts by ep; any dp can resume from it.
+            topology=topology_of((layout.tp, layout.pp, layout.ep), layout.ep),
             precision=self._precision,
             config=source.config,
             flat=[[list(entry) for entry in table.entries] for table in tables],
-            shard=[table.size for table in tables],
+            shard=[self._part_size(table.size) for table in tables],
             files=files,
             state={} if state is None else state.loop,
             shapes={spec.name: list(spec.shape) for spec in layout.shape.specs},
@@ -139,36 +148,76 @@ class _NativeWriter:
 
     def _rank(self, folder: Path, p: int, t: int) -> dict[str, dict[str, Any]]:
         """Write one rank's files; returns their entries for the manifest."""
-        layout, file = self._layout, model_file(t, p)
-        tensors = {
-            name: Tensor(
-                FP32 if keeps_fp32(name) else self._source.dtype(name), layout.local_shape(name, t)
-            )
-            for name in layout.names(p)
-        }
-        files = {file: write_stream(folder / file, tensors, lambda name: self._part(name, t))}
-        if self._state is not None:
-            kinds = (
-                KINDS[1:] if self._precision == "fp32" else KINDS
-            )  # in fp32, the weights are the master
-            flat, file = Tensor(FP32, (layout.flat_table(p).size,)), optimizer_file(0, t, p)
+        files: dict[str, dict[str, Any]] = {}
+        for file, names, e in self._model_files(p, t):
+            tensors = {
+                name: Tensor(
+                    FP32 if keeps_fp32(name) else self._source.dtype(name),
+                    self._layout.local_shape(name, t),
+                )
+                for name in names
+            }
             files[file] = write_stream(
-                folder / file, dict.fromkeys(kinds, flat), lambda kind: self._flat(kind, p, t)
+                folder / file, tensors, lambda name, e=e: self._part(name, t, e)
+            )
+        for d in range(self._layout.ep) if self._state is not None else ():
+            file = optimizer_file(d, t, p)
+            files[file] = write_stream(
+                folder / file,
+                self._optimizer_tensors(p, d),
+                lambda kind, d=d: self._flat(kind, p, t, d),
             )
         return files
 
-    def _flat(self, kind: Kind, pp_rank: int, tp_rank: int) -> Iterator[Bits]:
-        assert self._state is not None
-        # In the table's order, which puts parameters with weight decay first.
-        for name, _, _ in self._layout.flat_table(pp_rank).entries:
-            yield self._state.local(kind, name, self._layout, tp_rank)
+    def _model_files(self, p: int, t: int) -> Iterator[tuple[str, list[str], int]]:
+        """The files of one rank's weights: name, parameters, and the expert-parallel rank."""
+        layout, names = self._layout, self._layout.names(p)
+        if layout.ep == 1:
+            yield model_file(t, p), names, 0
+            return
+        of_experts = {name for name in names if layout.spec(name).of_experts}
+        yield model_file(t, p), [name for name in names if name not in of_experts], 0
+        for e in range(layout.ep) if of_experts else ():
+            own_names = (n for n in names if n in of_experts and e in layout.expert_ranks(n))
+            yield model_file(t, p, e), [*own_names], e
 
-    def _part(self, name: str, tp_rank: int) -> Iterable[Bits]:
+    def _part_size(self, size: int) -> int:
+        """A rank's part of a flat buffer of `size` numbers, as the engine pads it."""
+        return max(1, -(-size // self._layout.ep))
+
+    def _optimizer_tensors(self, p: int, d: int) -> dict[str, Tensor]:
+        """The tensors of a data-parallel rank's optimizer file; d is its expert-parallel rank."""
+        layout = self._layout
+        # In fp32, the weights are the master.
+        kinds = KINDS[1:] if self._precision == "fp32" else KINDS
+        dense = Tensor(FP32, (self._part_size(layout.flat_table(p).size),))
+        if layout.ep == 1:
+            return dict.fromkeys(kinds, dense)
+        experts = Tensor(FP32, (max(1, layout.flat_table(p, d).size),))
+        return dict.fromkeys(kinds, dense) | {f"{EXPERTS}{kind}": experts for kind in kinds}
+
+    def _flat(self, kind: str, pp_rank: int, tp_rank: int, rank: int) -> Iterator[Bits]:
+        """A rank's part of a flat buffer, in the table's order, and its padding."""
+        assert self._state is not None
+        of_experts = kind.startswith(EXPERTS)
+        state_kind: Any = kind.removeprefix(EXPERTS)
+        table = self._layout.flat_table(pp_rank, rank if of_experts else None)
+        size = max(1, table.size) if of_experts else self._part_size(table.size)
+        start = 0 if of_experts else rank * size
+        for name, at, count in table.entries:
+            low, high = max(at, start), min(at + count, start + size)
+            if low < high:
+                numbers = self._state.local(state_kind, name, self._layout, tp_rank, rank)
+                yield numbers.reshape(-1)[low - at : high - at]
+        yield np.zeros(size - max(0, min(table.size - start, size)), FP32.bits)
+
+    def _part(self, name: str, tp_rank: int, ep_rank: int) -> Iterable[Bits]:
         """One rank's part of a parameter, in order."""
         if keeps_fp32(name):
             weight_bits = self._source.bits(name, [(0, n) for n in self._source.shape(name)])
             return [cast(weight_bits, self._source.dtype(name), FP32)]
         if self._state is not None and self._precision != self._state.precision:
-            master = self._state.local("master", name, self._layout, tp_rank)
+            master = self._state.local("master", name, self._layout, tp_rank, ep_rank)
             return [cast(master, FP32, BY_PRECISION[self._precision])]
-        return blocks_of(self._source, name, self._layout.shard(name, tp_rank))
+        experts = self._layout.experts(ep_rank) if self._layout.spec(name).is_stacked else None
+        return blocks_of(self._source, name, self._layout.shard(name, tp_rank), experts)
