@@ -24,6 +24,10 @@ FILES: list[Row] = [
     ("set model.path=only-weights", 2, "copy config.json"),
     ("set model.path=no-layers", 2, "has no hidden_size"),
     ("set model.path=bert", 2, "smtrain cannot train"),
+    ("set model.path=hybrid", 2, "such as Mamba-2, by mamba_d_state), which smtrain cannot"),
+    ("plan run.yaml --model hybrid", 2, "such as Mamba-2, by mamba_d_state), which smtrain cannot"),
+    ("check hybrid", 2, "such as Mamba-2, by mamba_d_state), which smtrain cannot"),
+    ("convert hybrid to --to native", 2, "such as Mamba-2, by mamba_d_state), which smtrain cannot"),
     ("set model.path=demo://tiny-lama", 2, "did you mean demo://tiny-llama?"),
     ("set data.path=demo://tiny-llama", 2, "is not a demo text"),
     ("data prepare pipe.jsonl to --model tokenizer", 2, "is a device, a pipe or a socket"),
@@ -141,6 +145,7 @@ def odd_files(folder: Path) -> None:
         "short-weights": LLAMA,
         "no-layers": {"model_type": "llama"},
         "bert": {"model_type": "bert", "hidden_size": 8},
+        "hybrid": {**LLAMA, "model_type": "granitemoehybrid", "mamba_d_state": 128},
     }.items():
         (folder / name).mkdir()
         if config:

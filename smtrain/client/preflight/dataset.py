@@ -34,7 +34,7 @@ from smtrain.core.model.remedies import (
     missing_shards,
     unreadable_quantization,
 )
-from smtrain.core.model.text_part import is_multimodal, text_part
+from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage, size_words
 from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
@@ -149,7 +149,7 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         if not isinstance(hf_config, dict):
             raise ValueError("it is not a JSON object")
         shape = normalise(hf_config).shape
-        notes = remarks(hf_config, 0) if is_multimodal(hf_config) else []
+        notes = [] if unreadable_quantization(hf_config) else remarks(hf_config, None)
         notes += filter(None, [surplus_remark(vocab_in(folder), shape.vocab)])
     except (OSError, ValueError, AttributeError) as error:
         yield Finding(

@@ -383,6 +383,7 @@ FAMILIES: dict[str, Family] = {
                 ("w1", "w3", "w2"),
                 normalised=True,
             ),
+            allowed_values={"router_jitter_noise": 0.0},
             defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
         ),
         Family(

@@ -29,6 +29,7 @@ from smtrain.core.model.rope import KEYS, ORIGINAL, Rope, read_rope
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.sizes import read_size
 from smtrain.core.model.text_part import TEXT, is_multimodal, text_part
+from smtrain.core.model.unread_keys import unknown_keys
 from smtrain.core.text import with_article
 
 _ROOT = math.sqrt(2 / math.pi)
@@ -314,9 +315,9 @@ def positions_named(config: Mapping[str, Any]) -> int | None:
     )
 
 
-def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
-    """Sentences of a plan and a check: which part of a multimodal model is trained, what becomes of
-    mxfp4, and which factors longrope takes.
+def remarks(config: Mapping[str, Any], seq_len: int | None) -> list[str]:
+    """Sentences of a plan and a check: which part of a multimodal model is trained, keys without a
+    meaning, what becomes of mxfp4, and which factors longrope takes; None: of a model only.
 
     Raises `CheckpointError` as `normalise` does.
     """
@@ -335,6 +336,13 @@ def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
             f"the layers that predict further tokens ({mtp} = {normal.shape.mtp_layers}) are not"
             f" trained, and {export}"
         )
+    if unknown := unknown_keys(text_part(config), normal.shape.rules):
+        more = f" and {len(unknown) - 4} more keys" if len(unknown) > 4 else ""
+        out.append(
+            f"config.json has {', '.join(unknown[:4])}{more}, which smtrain and transformers ignore"
+            f" in {with_article(normal.shape.family)} model: if the model's original code reads it,"
+            " results differ"
+        )
     if quantization(config) == "bitsandbytes":
         out.append(
             "the linears are stored in bitsandbytes' 4 bits: they are read as the numbers that they"
@@ -345,7 +353,8 @@ def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
             "the experts are stored as mxfp4: they are read as the bf16 numbers that they stand"
             f" for, and the export is bf16 of {2 * normal.shape.parameters() / 1e9:.0f} GB"
         )
-    if normal.rope is not None and (original := normal.rope.original) is not None:
+    original = None if normal.rope is None else normal.rope.original
+    if original is not None and seq_len is not None:
         factors, than = (
             ("long", "longer than") if seq_len > original else ("short", "not longer than")
         )

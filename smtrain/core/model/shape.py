@@ -32,6 +32,7 @@ from smtrain.core.model.sizes import (
     untrained_part,
 )
 from smtrain.core.model.text_part import text_part
+from smtrain.core.model.unread_keys import refused_key
 from smtrain.core.model.unsupported_model import odd_attention, refusal
 from smtrain.core.text import with_article
 
@@ -113,7 +114,7 @@ class ModelShape:
             **config,
         }  # a null in config.json overrides the default
 
-        if fault := untrained_part(config, family):
+        if fault := untrained_part(config, family) or refused_key(config, family):
             raise CheckpointError(fault)
 
         size = partial(read_size, got, family)

@@ -16,7 +16,7 @@ from smtrain.core.text import with_article
 if TYPE_CHECKING:
     from smtrain.core.model.family import Family
 
-_EXPERTS = (
+EXPERT_COUNTS = (
     "num_experts",
     "num_local_experts",
     "n_routed_experts",
@@ -29,7 +29,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("is_encoder_decoder", "encoder_layers", "num_decoder_layers", "encoder_config"),
     ),
     (
-        "layers of a state-space model",
+        "layers of a state-space model such as Mamba-2",
         (
             *(
                 "state_size",
@@ -49,12 +49,13 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("texts read in both directions", ("type_vocab_size", "relative_attention_num_buckets")),
     ("attention in both directions", ("use_bidirectional_attention",)),
     ("scores of attention bounded by a tanh", ("attn_logit_softcapping",)),
+    ("an embedding of each layer", ("hidden_size_per_layer_input",)),
     ("sounds", ("num_mel_bins", "num_codebooks", "feat_extract_norm")),
 )
 """Kinds of models that smtrain does not train, and the keys of config.json that tell them."""
 _FOREIGN_PARTS = ("amba", "rwkv", "xlstm", "gemma3n")
 """Parts of a model_type to which no family comes near."""
-_EVERYWHERE = {
+EVERYWHERE = {
     *(
         "architectures",
         "model_type",
@@ -144,7 +145,7 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
     """Whether a config.json describes a mixture of experts; dense models may have the same keys
     with null, 0 or 1.
     """
-    counts = (config.get(key) for key in _EXPERTS)
+    counts = (config.get(key) for key in EXPERT_COUNTS)
     return any(isinstance(n, int) and not isinstance(n, bool) and n > 1 for n in counts)
 
 
@@ -229,7 +230,7 @@ def _is_other(config: Mapping[str, Any]) -> bool:
 
 def _nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> tuple[str | None, str]:
     """The family with most of the keys, and what differs, in words."""
-    telling_keys = {key for key, value in config.items() if _tells(value)} - _EVERYWHERE
+    telling_keys = {key for key, value in config.items() if _tells(value)} - EVERYWHERE
     similar_family = _similar_family(str(config.get("model_type")), families)
     scores = {
         name: 2 * len(telling_keys & _keys(row)) - len(row.scales) - len(row.allowed_values)
@@ -291,7 +292,23 @@ def _keys(family: Family) -> set[str]:
         if family.form == "gpt_neox"
         else set()
     )
-    return keys - _EVERYWHERE
+    return keys - EVERYWHERE
+
+
+def read_keys(family: Family) -> set[str]:
+    """The keys that a family's config.json can have with a meaning, but for `EVERYWHERE`."""
+    keys = _keys(family) | {family.o_bias_key, family.mtp or "", family.rotary_dim_key or ""}
+    keys |= {"full_attention_interval", "sliding_window_pattern"} if family.full_every else set()
+    keys |= {"n_inner"} if family.form == "gpt2" else set()
+    if family.full_sizes:
+        keys |= {"num_global_key_value_heads", "attention_k_eq_v", "per_layer_config"}
+    if (names := family.experts) is None:
+        return keys
+    keys |= {*names.counts, "num_experts", "num_local_experts", names.chosen_key, names.width}
+    keys |= {"norm_topk_prob", names.shared_width or "n_shared_experts", names.switch or ""}
+    keys |= {"mlp_only_layers", "decoder_sparse_step"} if names.some_layers else set()
+    keys |= {"n_group", "topk_group", "routed_scaling_factor"} if names.grouped else set()
+    return keys
 
 
 def _tells(value: Any) -> bool:

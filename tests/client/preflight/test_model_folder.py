@@ -52,6 +52,12 @@ def test_a_fault_of_a_folder_is_told(
     assert remedy in fault.remedy
 
 
+def test_a_key_that_is_ignored_is_named(tmp_path: Path) -> None:
+    report = smtrain.check(hf_folder(tmp_path / "model", {**LLAMA, "frobnicate": 3}))
+    assert report.ok
+    assert "has frobnicate, which smtrain and transformers ignore" in report.findings[1].text
+
+
 def test_a_model_that_can_be_trained_is_described(tmp_path: Path) -> None:
     report = smtrain.check(hf_folder(tmp_path / "model", LLAMA) / "config.json")
     assert report.ok

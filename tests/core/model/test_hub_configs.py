@@ -16,7 +16,7 @@ import pytest
 from smtrain.client.planner.machines import Machine, Mesh, Work
 from smtrain.client.planner.memory import held_bytes
 from smtrain.core.model.blocks import Role
-from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.shape import ModelShape
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads(
@@ -50,6 +50,11 @@ H100 = Machine.of("ml.p5.48xlarge", 64)
 def test_a_model_of_the_hub_has_its_parameters(name: str) -> None:
     shape = normalise(CONFIGS[name]).shape
     assert (shape.parameters(), shape.active_parameters()) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_key_of_a_published_file_is_refused_or_unknown(name: str) -> None:
+    assert not [said for said in remarks(CONFIGS[name], 4096) if "ignore in" in said]
 
 
 def _held(shape: ModelShape, mesh: Mesh) -> list[tuple[float, float, float]]:

@@ -41,7 +41,52 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mamba": (
         {"model_type": "mamba", **SIZES, "state_size": 16},
-        "(layers of a state-space model, by state_size)",
+        "(layers of a state-space model such as Mamba-2, by state_size)",
+    ),
+    "Granite 4 hybrid, as granite-4.0-h-tiny": (
+        {
+            "model_type": "granitemoehybrid",
+            **SIZES,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 64,
+            "mamba_d_state": 128,
+            "mamba_n_heads": 48,
+        },
+        "(a mixture of experts; layers of a state-space model such as Mamba-2, by mamba_d_state)",
+    ),
+    "Nemotron-H, as Nemotron-H-8B and Nemotron 3": (
+        {
+            "model_type": "nemotron_h",
+            **SIZES,
+            "hybrid_override_pattern": "M-M-M*-",
+            "ssm_state_size": 128,
+            "mamba_num_heads": 128,
+        },
+        "(layers of a state-space model such as Mamba-2, by ssm_state_size)",
+    ),
+    "Gemma 3n": (
+        {
+            "model_type": "gemma3n",
+            "text_config": {
+                "model_type": "gemma3n_text",
+                **SIZES,
+                "hidden_size_per_layer_input": 256,
+                "num_kv_shared_layers": 15,
+            },
+        },
+        "'gemma3n_text' (an embedding of each layer, by hidden_size_per_layer_input), which",
+    ),
+    "Gemma 4 E2B": (
+        {
+            "model_type": "gemma4",
+            "text_config": {
+                "model_type": "gemma4_text",
+                **SIZES,
+                "hidden_size_per_layer_input": 256,
+                "num_kv_shared_layers": 20,
+            },
+        },
+        "hidden_size_per_layer_input = 256: that adds an embedding to each layer, as Gemma 4 E2B",
     ),
     "rwkv": (
         {"model_type": "rwkv", **SIZES, "attention_hidden_size": 64},
