@@ -9,11 +9,19 @@ derives them and compares them with measured peaks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
+from smtrain.client.planner.full_shard_memory import (
+    Moment,
+    Moments,
+    Peak,
+    ShardedLayer,
+    ShardedStage,
+    peak_of_moments,
+)
 from smtrain.client.planner.machines import (
     GIB,
     Machine,
@@ -37,8 +45,6 @@ from smtrain.core.model.quantized import BLOCK, is_quantized, quantized_bytes
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.sizes import DeltaSizes, ExpertSizes, LatentSizes
 
-Peak = tuple[float, float, float]
-"""Bytes of activations, of logits and of temporary buffers at one moment of a micro-batch."""
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet
 # measured on a device.
 RUNTIME = 1.0 * GIB
@@ -105,10 +111,10 @@ class HeldMemory:
 
     def total(self, peak: Peak, standing_bytes: float) -> float:
         """The stage's peak, from that of its micro-batches and the `standing_bytes`."""
-        saved_bytes, logits, passing = self._larger(peak)
+        saved_bytes, logits, passing, missing = self._larger(peak)
         return (
             self.weights
-            + self.gradients
+            + (self.gradients + missing)
             + self.optimizer
             + saved_bytes
             + logits
@@ -118,10 +124,10 @@ class HeldMemory:
 
     def with_peak(self, peak: Peak, standing_bytes: float) -> CoreMemory:
         """The parts of `total`."""
-        saved_bytes, logits, passing = self._larger(peak)
+        saved_bytes, logits, passing, missing = self._larger(peak)
         return CoreMemory(
             self.weights,
-            self.gradients,
+            self.gradients + missing,
             self.optimizer,
             saved_bytes,
             logits,
@@ -130,7 +136,7 @@ class HeldMemory:
         )
 
     def _larger(self, peak: Peak) -> Peak:
-        return (0.0, 0.0, self.step) if self.step > peak[0] + peak[1] + peak[2] else peak
+        return Peak(0.0, 0.0, self.step) if self.step > sum(peak) else peak
 
 
 def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMemory:
@@ -214,50 +220,113 @@ def peak_moment(work: Work, machine: Machine, mesh: Mesh, stage: int) -> Peak:
 
     dp changes them only by `micro_batches_in_flight`. `work` is that of `on_machine`.
     """
-    moments = _moments(work, machine, mesh, stage)
+    activations = _stage_activations(work, mesh, stage)
     if work.shards_fully and mesh.shards > 1:
-        moments = [*_gathered_moments(work, mesh, stage, moments)]
-    return max(moments, key=sum)
+        return peak_of_moments(
+            _sharded_stage(work, machine, mesh, stage, activations),
+            lambda in_flight: _moments(
+                work, machine, mesh, stage, replace(activations, in_flight=in_flight)
+            ),
+        )
+    moments = _moments(work, machine, mesh, stage, activations)
+    return Peak(*max([*moments.last_layer, *moments.embedding, *moments.loss], key=sum))
 
 
-def _gathered_moments(
-    work: Work, mesh: Mesh, stage: int, moments: Sequence[Peak]
-) -> Iterator[Peak]:
-    """The same under full sharding, with what FSDP2 gathers and sums.
+@dataclass(frozen=True)
+class StageActivations:
+    """Bytes that a pipeline stage saves for its backward passes."""
 
-    Embedding, final norm and output matrix are there from the forward pass to the end of the
-    backward one, and the gradient of the output matrix from the loss on. In the backward pass of a
-    layer so are its weights and those of the next one, which arrive; from the second layer on also
-    the fp32 gradients of the one before, on their way to the ranks. At last those of the ends.
-    Frozen weights have no gradients.
-    """
-    sizes, w = sizes_of_rank(work.shape, mesh.tp, mesh.ep), work.width
-    kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
-    layer_sizes = {kind: sizes_of_rank(kind, mesh.tp, mesh.ep).layer for kind in kinds}
-    layer = max(layer_sizes.values(), default=0)
-    ends = stage_numbers(work.shape, mesh, stage) - sum(
-        n * layer_sizes[k] for k, n in kinds.items()
+    by_kind: Mapping[Work, float]
+    """Of a micro-batch, by kind of layer, if nothing is computed again."""
+    micro_batch: float
+    """Of a micro-batch, as the stage saves them."""
+    in_flight: int
+    recomputed: float
+    """Of the layer that is computed again."""
+
+    @property
+    def in_flight_bytes(self) -> float:
+        return self.in_flight * self.micro_batch
+
+    @property
+    def top(self) -> float:
+        """While the last layer has its backward pass."""
+        return self.in_flight_bytes + self.recomputed
+
+
+def _stage_activations(work: Work, mesh: Mesh, stage: int) -> StageActivations:
+    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
+    kinds = {
+        work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()
+    }
+    part, last = tokens * shape.hidden / _along_sequence(mesh), stage == mesh.pp - 1
+    saved_bytes = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
+    full = mesh.recompute == "full"
+    # Recomputed in full, a layer keeps its input only, cut along the sequence.
+    stage_bytes = (
+        sum(kinds.values()) * w * part
+        if full
+        else sum(n * saved_bytes[kind] for kind, n in kinds.items())
     )
-    always = w * (ends + (sizes.head if stage == mesh.pp - 1 and not work.lora else 0))
+    if work.lora and not full:
+        stage_bytes += (
+            w * trained_numbers(work, mesh, stage) if w == 2 else 0.0
+        )  # the factors in half precision
+        stage_bytes -= (
+            (w if shape.plain else _norm_input(work)) * part if stage == 0 else 0.0
+        )  # nothing trained before it
+    # A stage keeps the tensors that it sent, and those that it received unless a norm saved them
+    # (in fp32).
+    stage_bytes += w * part * ((stage > 0 and w == 2) + (not last))
+    # One layer at a time is computed again: the largest counts, once, not per micro-batch.
+    recomputed_bytes = max(saved_bytes.values(), default=0.0) if full else 0.0
+    if mesh.recompute == "selective":
+        # Selective: one layer's attention terms come back, so the difference to saving all counts.
+        unselective_mesh = replace(mesh, recompute="none")
+        recomputed_bytes = max(
+            (
+                tokens * saved_per_token(kind, unselective_mesh) - saved_bytes[kind]
+                for kind in kinds
+            ),
+            default=0.0,
+        )
+    return StageActivations(
+        saved_bytes, stage_bytes, micro_batches_in_flight(work, mesh, stage), recomputed_bytes
+    )
+
+
+def _sharded_stage(
+    work: Work, machine: Machine, mesh: Mesh, stage: int, activations: StageActivations
+) -> ShardedStage:
+    """The same stage for the planner's account of FSDP2."""
+    shape, last = work.shape, stage == mesh.pp - 1
     tokens = work.seq_len * mesh.micro_batch // mesh.cp
-    saved_by_layer = min(
-        (tokens * saved_per_token(work.of_kind(kind), mesh) for kind in kinds), default=0.0
+    part, w = tokens * shape.hidden / _along_sequence(mesh), work.width
+    layers = tuple(
+        ShardedLayer(
+            sizes_of_rank(kind, mesh.tp, mesh.ep).layer,
+            w * part if mesh.recompute == "full" else activations.by_kind[work.of_kind(kind)],
+        )
+        for kind in stage_layers(shape, mesh.pp, stage, mesh.layers)
     )
-    if mesh.recompute == "full":
-        saved_by_layer = w * tokens * work.shape.hidden / _along_sequence(mesh)
-    for saved_bytes, logits, passing in moments:
-        if logits:
-            yield saved_bytes, logits, passing + always
-        else:
-            yield saved_bytes, logits, passing + always + 2 * w * layer
-        if not logits and not work.lora:
-            yield (
-                saved_bytes - saved_by_layer,
-                logits,
-                passing + always + (2 * w + 4) * layer + 4.0 * layer / mesh.shards,
-            )
-    if not work.lora:
-        yield 0.0, 0.0, (2 * w + 4.0) * ends
+    queries = tokens * shape.heads * shape.mean_head_dim / mesh.tp
+    return ShardedStage(
+        layers,
+        ends=stage_numbers(shape, mesh, stage) - sum(layer.numbers for layer in layers),
+        head=sizes_of_rank(shape, mesh.tp).head if last else 0,
+        width=w,
+        shards=mesh.shards,
+        has_gloo=not machine.has_accelerators,
+        is_frozen=work.lora is not None,
+        hidden_bytes=float(w * tokens * shape.hidden),
+        # What a norm saves; its output, the gradient of this as a sum and a product, and of
+        # queries; the residual's gradient.
+        entry_bytes=part * (w if shape.plain else _norm_bytes(work))
+        + w * (3 * tokens * shape.hidden + queries + part),
+        recomputed_bytes=activations.recomputed,
+        micro_batches=work.global_batch // (mesh.dp * mesh.micro_batch),
+        in_flight=activations.in_flight,
+    )
 
 
 def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemory]:
@@ -637,47 +706,38 @@ def _scores(work: Work, mesh: Mesh) -> float:
     return 2.0 * w * heads * work.seq_len
 
 
-def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]:
-    """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
+def _moments(
+    work: Work, machine: Machine, mesh: Mesh, stage: int, activations: StageActivations
+) -> Moments:
+    """The moments of a step that can be its peak, with whole weights and gradients."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
-    rank_sizes, last = sizes_of_rank(shape, mesh.tp), stage == mesh.pp - 1
-    kinds = {
-        work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()
-    }
-    layers = sum(kinds.values())
-    part = tokens * shape.hidden / _along_sequence(mesh)
+    rank_sizes = sizes_of_rank(work.shape, mesh.tp)
     hidden_numbers = tokens * shape.hidden
-    # Stage r of p holds min(p - r, M) micro-batches under 1F1B, each with what a layer saves.
-    in_flight = micro_batches_in_flight(work, mesh, stage)
-    saved_bytes = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
-    full = mesh.recompute == "full"
-    # Recomputed in full, a layer keeps its input only, cut along the sequence.
-    stage_bytes = (
-        layers * w * part if full else sum(n * saved_bytes[kind] for kind, n in kinds.items())
-    )
-    if work.lora and not full:
-        stage_bytes += (
-            w * trained_numbers(work, mesh, stage) if w == 2 else 0.0
-        )  # the factors in half precision
-        stage_bytes -= (
-            (w if shape.plain else _norm_input(work)) * part if stage == 0 else 0.0
-        )  # nothing trained before it
-    # A stage keeps the tensors that it sent, and those that it received unless a norm saved them
-    # (in fp32).
-    stage_bytes += w * part * ((stage > 0 and w == 2) + (not last))
-    in_flight_bytes = in_flight * stage_bytes
-    # One layer at a time is computed again: the largest counts, once, not per micro-batch.
-    recomputed_bytes = max(saved_bytes.values(), default=0.0) if full else 0.0
-    if mesh.recompute == "selective":
-        # Selective: one layer's attention terms come back, so the difference to saving all counts.
-        unselective_mesh = replace(mesh, recompute="none")
-        recomputed_bytes = max(
-            (
-                tokens * saved_per_token(kind, unselective_mesh) - saved_bytes[kind]
-                for kind in kinds
-            ),
-            default=0.0,
+    embedding: list[Moment] = []
+    if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
+        embedding.append((0.0, 0.0, w * rank_sizes.embed + w * hidden_numbers))
+    loss: list[Moment] = []
+    if stage == mesh.pp - 1:
+        part = hidden_numbers / _along_sequence(mesh)
+        norm_bytes = part * (w if shape.plain else _norm_bytes(work))
+        # The final norm's input and its output, which the head reads; frozen, only the input in
+        # fp32.
+        ends = 4.0 * part if work.lora else hidden_numbers * w + norm_bytes
+        make_moments = (
+            _whole_loss_moments if work.gathers_again or work.loss == "whole" else _loss_moments
         )
+        loss += make_moments(work, machine, mesh, tokens, activations.in_flight_bytes + ends)
+    return Moments(_layer_moments(work, machine, mesh, stage, activations), embedding, loss)
+
+
+def _layer_moments(
+    work: Work, machine: Machine, mesh: Mesh, stage: int, activations: StageActivations
+) -> list[Moment]:
+    """Moments of the backward pass of the last layer."""
+    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
+    rank_sizes, full = sizes_of_rank(work.shape, mesh.tp), mesh.recompute == "full"
+    kinds, top = activations.by_kind, activations.top
+    hidden_numbers = tokens * shape.hidden
     inner = tokens * max((_widest_mlp(kind.shape) for kind in kinds), default=0) / mesh.tp
     # The gradient of the largest matrix, as wide as activations. The embedding's has its own
     # moment, below.
@@ -703,24 +763,24 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
     moments = [
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (
-            in_flight_bytes + recomputed_bytes,
+            top,
             0.0,
             gradients + w * (hidden_numbers + vectors * inner),
         ),
     ]
     if any(kind.shape.experts is not None for kind in kinds):
         moments += [
-            (in_flight_bytes + recomputed_bytes - freed_bytes, 0.0, passing)
+            (top - freed_bytes, 0.0, passing)
             for freed_bytes, passing in _expert_moments(work, mesh, tokens)
         ]
     # The peak is the largest moment, not their sum: what one moment needs another has freed.
-    moments += _net_moments(work, mesh, stage, saved_bytes, in_flight_bytes)
+    moments += _net_moments(work, mesh, stage, kinds, activations.in_flight_bytes)
     if mesh.cp > 1:
-        moments += _cut_moments(work, machine, mesh, stage, in_flight_bytes + recomputed_bytes)
+        moments += _cut_moments(work, machine, mesh, stage, top)
     elif work.varlen:
         moments.append(
             (
-                in_flight_bytes + recomputed_bytes,
+                top,
                 0.0,
                 max((_chunk_scores(kind, mesh) for kind in kinds), default=0.0),
             )
@@ -732,43 +792,32 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         each_score = (
             8.0 if work.seq_len <= SINK_QUERIES else 11.0
         )  # the second is fitted to peaks of fp32 and bf16
-        moments.append(
-            (in_flight_bytes + recomputed_bytes, 0.0, each_score * size + w * hidden_numbers)
-        )
+        moments.append((top, 0.0, each_score * size + w * hidden_numbers))
     elif not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append(
             (
-                in_flight_bytes + recomputed_bytes,
+                top,
                 0.0,
                 each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * hidden_numbers,
             )
         )
-    if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
-        moments.append((0.0, 0.0, w * rank_sizes.embed + w * hidden_numbers))
-    if last:
-        norm_bytes = part * (w if shape.plain else _norm_bytes(work))
-        # The final norm's input and its output, which the head reads; frozen, only the input in
-        # fp32.
-        ends = 4.0 * part if work.lora else tokens * shape.hidden * w + norm_bytes
-        if work.gathers_again or work.loss == "whole":
-            rows = tokens * rank_sizes.vocab
-            # Engine nxd, and native before it had pieces. One rank: log-probabilities, their
-            # gradient and that of the logits, all fp32. A divided vocabulary: logits and
-            # one fp32 copy, updated in place.
-            logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
-            logits += w * rows if shape.capped else 0.0
-            moments.append((in_flight_bytes + ends, logits, 0.0))
-            moments.append(
-                (
-                    in_flight_bytes + ends,
-                    w * rows,
-                    (0 if work.lora else w * rank_sizes.head) + w * hidden_numbers,
-                )
-            )
-        else:
-            moments += _loss_moments(work, machine, mesh, tokens, in_flight_bytes + ends)
     return moments
+
+
+def _whole_loss_moments(
+    work: Work, machine: Machine, mesh: Mesh, tokens: int, saved_bytes: float
+) -> Iterator[Moment]:
+    """Moments of a loss of all logits at once: engine nxd, and native before it had pieces."""
+    shape, w, rank_sizes = work.shape, work.width, sizes_of_rank(work.shape, mesh.tp)
+    rows = tokens * rank_sizes.vocab
+    # One rank: log-probabilities, their gradient and that of the logits, all fp32. A divided
+    # vocabulary: logits and one fp32 copy, updated in place.
+    logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
+    logits += w * rows if shape.capped else 0.0
+    yield saved_bytes, logits, 0.0
+    weight_gradient = 0 if work.lora else w * rank_sizes.head
+    yield saved_bytes, w * rows, weight_gradient + w * tokens * shape.hidden
 
 
 def _loss_moments(
@@ -791,12 +840,26 @@ def _loss_moments(
         logit_bytes = max(logit_bytes, 8.0 + w)
     # The gradient of hidden states so far, and of all of them.
     earlier_gradients, hidden_bytes = w * (tokens - rows) * shape.hidden, w * tokens * shape.hidden
-    rounded_head = 0.0 if work.lora or w == 4 or cuda else w * rank_sizes.head
     recomputed_bytes = hidden_bytes if work.lora else 0.0  # no weight keeps the hidden states
-    yield saved_bytes + recomputed_bytes, logit_bytes * rows * rank_sizes.vocab, earlier_gradients
-    yield saved_bytes + recomputed_bytes, w * rows * rank_sizes.vocab, hidden_bytes + rounded_head
+    head = 0 if work.lora else rank_sizes.head
+    rounded_head = 0.0 if w == 4 or cuda else float(w * head)
+    summed_head = 0.0
+    if work.shards_fully and mesh.shards > 1:
+        # The output matrix has a gradient of its own: of several pieces a sum in fp32.
+        summed_head, rounded_head = (
+            (4.0 * head, rounded_head) if rows < tokens else (0.0, float(w * head))
+        )
+    saved_bytes += recomputed_bytes
+    yield saved_bytes, logit_bytes * rows * rank_sizes.vocab, earlier_gradients + summed_head
+    yield (
+        saved_bytes,
+        w * rows * rank_sizes.vocab,
+        hidden_bytes + rounded_head + summed_head,
+    )
     if rows < tokens:
-        yield saved_bytes + recomputed_bytes, 0.0, 2 * hidden_bytes
+        # In half precision the sum is rounded last.
+        rounded_sum = float(w * head) if summed_head and w == 2 else 0.0
+        yield saved_bytes, 0.0, max(2 * hidden_bytes, hidden_bytes + rounded_sum) + summed_head
 
 
 def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[float, float]]:
@@ -821,11 +884,12 @@ def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[flo
         rows * (shape.hidden + 3 * width) + weights * (rank_sizes.experts - rank_sizes.gate_up),
     )
     freed_bytes = routed_bytes + rows * (7 if work.bounds_experts else 4) * width
+    # With full sharding, gradients stay until the layer's backward pass ends.
+    is_cut = work.shards_fully and mesh.shards > 1
+    gradients = rank_sizes.experts if is_cut else rank_sizes.gate_up
     yield (
         freed_bytes,
-        rows * (shape.hidden + 2 * width)
-        + weights * rank_sizes.gate_up
-        + w * tokens * shape.hidden,
+        rows * (shape.hidden + 2 * width) + weights * gradients + w * tokens * shape.hidden,
     )
 
 

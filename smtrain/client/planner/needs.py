@@ -4,6 +4,7 @@ share only once.
 
 from __future__ import annotations
 
+from smtrain.client.planner.full_shard_memory import Peak
 from smtrain.client.planner.machines import (
     Machine,
     Mesh,
@@ -15,7 +16,6 @@ from smtrain.client.planner.machines import (
 )
 from smtrain.client.planner.memory import (
     HeldMemory,
-    Peak,
     held_bytes,
     micro_batches_in_flight,
     on_machine,
@@ -110,8 +110,8 @@ class CoreNeeds:
         return self._trained[key]
 
     def _peak(self, mesh: Mesh, stage: int) -> Peak:
-        """The `peak_moment` of a stage: one for all dp, and for all pp if the model's layers are
-        alike.
+        """The `peak_moment` of a stage: one for all dp, unless this cuts the weights, and for all
+        pp if the model's layers are alike.
         """
         part: object = mesh.pp, mesh.layers, stage
         if self._alike:
@@ -119,7 +119,10 @@ class CoreNeeds:
         flying = micro_batches_in_flight(self._work, mesh, stage)
         ends = stage == 0, stage == mesh.pp - 1
         cut = mesh.tp, mesh.cp, mesh.ep, mesh.micro_batch, mesh.recompute, mesh.sequence_parallel
-        key = cut, part, ends, flying
+        key: object = (cut, part, ends, flying)
+        if self._work.shards_fully:
+            micro_batches = self._work.global_batch // (mesh.dp * mesh.micro_batch)
+            key = (key, mesh.shards, micro_batches > flying)
         if key not in self._peaks:
             self._peaks[key] = peak_moment(self._work, self._machine, mesh, stage)
         return self._peaks[key]

@@ -12,11 +12,18 @@ import pytest
 
 from smtrain.client.planner import needs, search
 from smtrain.client.planner.machines import RECOMPUTE, Machine, Mesh, Work, named_shape
-from smtrain.client.planner.memory import core_memory, held_bytes, peak_moment, peak_stages
+from smtrain.client.planner.memory import (
+    core_memory,
+    held_bytes,
+    peak_moment,
+    peak_stages,
+    worst_core,
+)
 from smtrain.client.planner.needs import CoreNeeds
 from smtrain.client.planner.throughput import StageTimes
 from smtrain.core.facts import table, trainium2
 from smtrain.core.facts.gpus import without_kernels
+from smtrain.core.model.lora import Lora
 
 MOST = {
     "stage": 4500,
@@ -144,6 +151,19 @@ def test_bounds_of_memory_are_never_above_the_exact_bytes() -> None:
                     figures.held_bound(mesh.tp, mesh.pp, mesh.shards, mesh.ep, mesh.layers),
                 )
                 assert 0 < bounds[0] <= bounds[1] <= exact == figures.worst(mesh, exact)
+
+
+def test_one_table_of_needs_serves_all_degrees_of_full_sharding() -> None:
+    """The peak of a fully sharded stage depends on dp, and on whether gradients exist at it."""
+    machine, shape = Machine.of("ml.p5.48xlarge", 4), named_shape("llama-3-8b")
+    assert shape is not None
+    for lora in (None, Lora(16, 32.0)):
+        work = Work(shape, 4096, 64, lora=lora, shards_fully=True)
+        figures = CoreNeeds(work, machine)
+        for mesh in (Mesh(1, 1, 8), Mesh(1, 1, 16), Mesh(1, 1, 64), Mesh(2, 2, 8), Mesh(2, 2, 64)):
+            exact = worst_core(work, machine, mesh)[1].total
+            assert figures.lower_bound(mesh.tp, mesh.pp, 1, mesh.shards) <= exact
+            assert figures.worst(mesh, exact) == exact
 
 
 @pytest.mark.parametrize(
