@@ -48,7 +48,7 @@ class ShardedLayer:
     numbers: int
     """Parameters."""
     saved_bytes: float
-    """Of a micro-batch, from its forward to its backward pass."""
+    """Bytes kept for a micro-batch between its forward and its backward pass."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class ShardedStage:
     is_frozen: bool
     """Whether the weights have no gradients."""
     hidden_bytes: float
-    """Of the hidden states of a micro-batch."""
+    """Hidden states of a micro-batch."""
     entry_bytes: float
-    """Of activations and their gradients when a layer's first linear has its backward pass, which
-    makes the last of the layer's gradients.
+    """Activations and their gradients when a layer's first linear has its backward pass, which makes
+    the last of the layer's gradients.
     """
     recomputed_bytes: float
-    """Of activations that come back for a layer's backward pass."""
+    """Activations that come back for a layer's backward pass."""
     micro_batches: int
     in_flight: int
     """Micro-batches whose activations the stage holds at most."""

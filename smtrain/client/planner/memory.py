@@ -237,12 +237,12 @@ class StageActivations:
     """Bytes that a pipeline stage saves for its backward passes."""
 
     by_kind: Mapping[Work, float]
-    """Of a micro-batch, by kind of layer, if nothing is computed again."""
+    """A layer's bytes of a micro-batch, by kind, if nothing is computed again."""
     micro_batch: float
-    """Of a micro-batch, as the stage saves them."""
+    """The stage's bytes of a micro-batch."""
     in_flight: int
     recomputed: float
-    """Of the layer that is computed again."""
+    """Bytes of the layer that is computed again."""
 
     @property
     def in_flight_bytes(self) -> float:
@@ -845,7 +845,7 @@ def _loss_moments(
     rounded_head = 0.0 if w == 4 or cuda else float(w * head)
     summed_head = 0.0
     if work.shards_fully and mesh.shards > 1:
-        # The output matrix has a gradient of its own: of several pieces a sum in fp32.
+        # The output matrix has its gradient as a tensor: of several pieces a sum in fp32.
         summed_head, rounded_head = (
             (4.0 * head, rounded_head) if rows < tokens else (0.0, float(w * head))
         )

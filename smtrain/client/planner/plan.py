@@ -574,6 +574,7 @@ def _plan(
         active_parameters=work.shape.active_parameters() if work.shape.experts else None,
         machines=_machines(machine),
         mesh=mesh,
+        shards_fully=work.shards_fully and mesh.shards > 1,
         fits=not estimate.faults,
         faults=estimate.faults,
         warnings=tuple(warnings),

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.client.planner.resolve_shard import (
+    can_shard_fully,
+    needs_division,
+    needs_full_shard,
+)
 from smtrain.client.planner.search import RANK, Candidate, adapter_ways, refusals, search
 from smtrain.client.planner.this_machine import processes_here
 from smtrain.client.planner.workload import positions_of, shape_of, work_of
@@ -75,7 +80,7 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
             code="config.combination",
         )
     # Before the steps: `train.tokens` needs the length and the batch that are chosen here.
-    config = _sizes(config, auto=auto)
+    config = _with_decided_shard(_sizes(config, auto=auto))
     if config.train.tokens is None:
         return config
     steps = config.train.steps_for(-(-config.train.tokens // config.train.seq_len))
@@ -140,6 +145,7 @@ def _with_planned_mesh(config: JobConfig, *, pin_batch: bool) -> JobConfig:
         )
         planned_config = _with_batch(config, size)
     values = dict(zip(_MESH, _words(best.mesh), strict=True))
+    values["shard"] = "full" if best.shards_fully else "optimizer"
     if not pin_batch:
         return _with(planned_config, parallel=values)
     # Not `_with`: with `auto` the chosen mesh counts as given.
@@ -149,7 +155,23 @@ def _with_planned_mesh(config: JobConfig, *, pin_batch: bool) -> JobConfig:
 
 
 def _fastest(config: JobConfig) -> Candidate | None:
-    """The fastest mesh of these machines that the engine accepts."""
+    """The fastest mesh of these machines that the engine accepts.
+
+    `parallel.shard: auto` also tries full sharding, unless whole weights already need nothing that
+    it could spare.
+    """
+    if config.parallel.shard != "auto":
+        return _fastest_sharded(config)
+    best = _fastest_sharded(_with_shard(config, "optimizer"))
+    if can_shard_fully(config) and (best is None or needs_division(best.mesh)):
+        full = _fastest_sharded(_with_shard(config, "full"))
+        if full is not None and (best is None or full.step_s < best.step_s):
+            return full
+    return best
+
+
+def _fastest_sharded(config: JobConfig) -> Candidate | None:
+    """`_fastest` of a config whose parallel.shard is decided."""
     work, recompute = work_of(config, shape_of(config))
     candidates = search(work, [Machine.of_config(config)], recompute=recompute)
     return next(
@@ -336,6 +358,20 @@ def _ways_out(config: JobConfig) -> Iterator[str]:
 
 def _with_batch(config: JobConfig, batch: int) -> JobConfig:
     return _with(config, train={"global_batch_size": batch})
+
+
+def _with_decided_shard(config: JobConfig) -> JobConfig:
+    """Decide `parallel.shard: auto` for the config's own mesh."""
+    if config.parallel.shard != "auto":
+        return config
+    return _with_shard(config, "full" if needs_full_shard(config) else "optimizer")
+
+
+def _with_shard(config: JobConfig, shard: str) -> JobConfig:
+    """A copy whose parallel.shard is decided; `auto` decides again when it is loaded again."""
+    copy = _with(config, parallel={"shard": shard})
+    copy.parallel.model_fields_set.discard("shard")
+    return copy
 
 
 def _with(config: JobConfig, **sections: dict[str, Any]) -> JobConfig:

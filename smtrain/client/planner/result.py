@@ -96,6 +96,10 @@ class Plan:
     """Prices of train.compile and train.deterministic, on GPUs whose kernels are known."""
     offers: tuple[Offer, ...] = ()
     """All machines, regions and kinds of price, cheapest first (`cheapest`)."""
+    shards_fully: bool = False
+    """Processes that hold the same parameters divide weights and gradients too
+    (`parallel.shard: full`).
+    """
     chosen_offer: int = 0
     """The place of this plan among `offers`: the first whose machines need no commitment."""
 
@@ -129,7 +133,8 @@ def summary(plan: Plan, drawn: Collection[str] = ()) -> str:
     lines = [
         f"{plan.model}: {format_parameters(plan.parameters)} parameters{active} on {plan.machines}"
     ]
-    lines.append(f"mesh        {plan.mesh}")
+    shard = ", parallel.shard: full" if plan.shards_fully else ""
+    lines.append(f"mesh        {plan.mesh}{shard}")
     if plan.memory_gib and "core" not in drawn:
         m = plan.memory_gib
         parts = ", ".join(

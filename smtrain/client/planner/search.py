@@ -45,6 +45,8 @@ class Candidate:
     mesh: Mesh
     step_s: float
     core_bytes: float
+    shards_fully: bool = False
+    """Whether its ranks divide weights and gradients too (`parallel.shard: full`)."""
 
 
 def tensor_degrees(work: Work, machine: Machine) -> list[int]:
@@ -133,7 +135,7 @@ class MachineSearch:
                             way if best is None or (way is not None and way[1] < best[1]) else best
                         )
                 if best is not None:
-                    yield Candidate(machine, *best)
+                    yield Candidate(machine, *best, work.shards_fully)
 
     def _table(self, machine: Machine) -> tuple[FastestMeshes, list[int]]:
         # The number of hosts changes the time of a slot only for GPUs: a single host uses its

@@ -173,9 +173,9 @@ class JobConfig(Section):
         experts = f", ep {self.parallel.ep}" if self.parallel.ep > 1 else ""
         layers = self.parallel.layers_per_stage
         stages = f", stages of {' + '.join(map(str, layers))} layers" if layers else ""
-        return (
-            f"tp {self.parallel.tp} x pp {self.parallel.pp}{long} x dp {self.dp}{experts}{stages}"
-        )
+        shard = ", shard full" if self.parallel.shard == "full" else ""
+        mesh = f"tp {self.parallel.tp} x pp {self.parallel.pp}{long} x dp {self.dp}"
+        return f"{mesh}{experts}{shard}{stages}"
 
 
 VALIDATION_CHANNEL, TESTS_CHANNEL, LANGUAGE_CHANNEL = "validation", "tests", "language"

@@ -181,10 +181,11 @@ class Parallel(Section):
     zero1: bool = True
     """Split the optimizer's state over the copies of the model; only engine nxd can train without.
     """
-    shard: Annotated[Literal["optimizer", "full"], ADDED_LATER] = "optimizer"
+    shard: Annotated[Literal["auto", "optimizer", "full"], AddedLater(same=("optimizer",))] = "auto"
     """Data-parallel processes (dp x cp) divide the state of the `optimizer` (ZeRO-1), or with `full`
     also weights and gradients (torch's FSDP2), which takes less memory and more messages. Engine
-    native only, not on Neuron cores.
+    native only, not on Neuron cores. `auto` takes `full` if the plan says that `optimizer` does not
+    fit, or is slower because it needs more tp, pp or recomputation.
     """
     layers_per_stage: Annotated[tuple[int, ...], ADDED_LATER] = ()
     """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the

@@ -90,6 +90,8 @@ class ParallelOptions:
         values = {option.name: keys[option.name] for option in fields(cls) if option.name in keys}
         values |= {
             "dp": config.dp,
+            # `auto` is `optimizer` if no plan has chosen.
+            "shard": "full" if config.parallel.shard == "full" else "optimizer",
             "pipeline_cuts": config.parallel.cuts,
             "apart": config.needs_attention_mask,
             "compile": bool(config.train.compile),

@@ -261,7 +261,7 @@ NXD = (
     ),
     Rule(
         "parallel.shard train.engine",
-        lambda c: c.parallel.shard != "optimizer",
+        lambda c: c.parallel.shard == "full",
         "parallel.shard: engine nxd divides only the optimizer's state; leave it out",
     ),
     Rule(
