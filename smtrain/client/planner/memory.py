@@ -242,7 +242,7 @@ class StageActivations:
     """The stage's bytes of a micro-batch."""
     in_flight: int
     recomputed: float
-    """Bytes of the layer that is computed again."""
+    """Bytes of a layer's second forward pass."""
 
     @property
     def in_flight_bytes(self) -> float:

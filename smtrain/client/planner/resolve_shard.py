@@ -9,7 +9,6 @@ from dataclasses import replace
 from smtrain.client.planner.machines import Machine, Mesh, mesh_faults
 from smtrain.client.planner.memory import worst_core
 from smtrain.client.planner.workload import shape_of, work_of
-from smtrain.core.config.machine_defaults import kind_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import full_shard_faults
@@ -19,7 +18,7 @@ from smtrain.core.targets import TARGETS
 def can_shard_fully(config: JobConfig, ep: int = 1) -> bool:
     """Whether the engine divides weights and gradients on the config's machines."""
     return config.train.engine == "native" and not full_shard_faults(
-        quantizes=config.train.quantizes, ep=ep, on_neuron=kind_of(config) == "neuron"
+        quantizes=config.train.quantizes, ep=ep
     )
 
 

@@ -234,7 +234,11 @@ def adapter_ways(work: Work, machine: Machine) -> Iterator[tuple[str, Work]]:
         )
     if not machine.neuron and not work.gathers_again and not work.quantizes:
         lora = work.lora or Lora(RANK, 2.0 * RANK, targets=linears(work.shape))
-        yield "QLoRA (quantize: nf4)", replace(work, lora=replace(lora, quantize="nf4"))
+        shard = ", parallel.shard: optimizer" if work.shards_fully else ""
+        yield (
+            f"QLoRA (quantize: nf4{shard})",
+            replace(work, lora=replace(lora, quantize="nf4"), shards_fully=False),
+        )
 
 
 def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:

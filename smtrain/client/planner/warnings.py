@@ -170,6 +170,11 @@ def neuron_warnings(
             "experts get other numbers of rows in each step, and TorchNeuron compiles a graph for"
             " each shape: set parallel.expert_capacity, with which all steps have the same ones"
         )
+    if work.shards_fully and mesh.shards > 1:
+        out.append(
+            "parallel.shard: full has run on an imitation of Neuron cores only, with the numbers of"
+            " CPUs; run a few steps first"
+        )
     if pair := untiled_group(work, machine, mesh, neighbours=True):
         chips = " and ".join(map(str, pair.chips(machine.torus_chip or 1)))
         out.append(

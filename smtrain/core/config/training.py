@@ -184,7 +184,7 @@ class Parallel(Section):
     shard: Annotated[Literal["auto", "optimizer", "full"], AddedLater(same=("optimizer",))] = "auto"
     """Data-parallel processes (dp x cp) divide the state of the `optimizer` (ZeRO-1), or with `full`
     also weights and gradients (torch's FSDP2), which takes less memory and more messages. Engine
-    native only, not on Neuron cores. `auto` takes `full` if the plan says that `optimizer` does not
+    native only. `auto` takes `full` if the plan says that `optimizer` does not
     fit, or is slower because it needs more tp, pp or recomputation.
     """
     layers_per_stage: Annotated[tuple[int, ...], ADDED_LATER] = ()

@@ -152,11 +152,11 @@ def no_qlora(instance_type: str) -> str:
     )
 
 
-def full_shard_faults(*, quantizes: bool, ep: int, on_neuron: bool) -> dict[str, str]:
+def full_shard_faults(*, quantizes: bool, ep: int) -> dict[str, str]:
     """Faults of keys next to which parallel.shard: full does not work, by key.
 
     FSDP2 would need a second group of ranks for experts; weights in 4 bits are no parameters of the
-    modules that it cuts; on TorchNeuron its streams are unchecked.
+    modules that it cuts.
     """
     faults = {}
     if quantizes:
@@ -167,11 +167,6 @@ def full_shard_faults(*, quantizes: bool, ep: int, on_neuron: bool) -> dict[str,
         faults["parallel.ep"] = (
             "parallel.shard: full divides experts by their rows over dp x cp, and parallel.ep by"
             " their number; leave one of the two out"
-        )
-    if on_neuron:
-        faults["compute.instance_type"] = (
-            "parallel.shard: full is for GPUs and CPUs, as FSDP2 is unchecked on Neuron cores; set"
-            " it to optimizer"
         )
     return faults
 

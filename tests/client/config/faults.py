@@ -720,12 +720,6 @@ TRAIN = (
         "set it to optimizer",
     ),
     case(
-        "trn2",
-        {"parallel.shard": "full"},
-        "parallel.shard: full is for GPUs and CPUs",
-        "set it to optimizer",
-    ),
-    case(
         "local",
         both(
             write("model/config.json", MIXTRAL),

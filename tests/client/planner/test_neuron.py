@@ -51,6 +51,23 @@ def width(plan: smtrain.Plan) -> tuple[float, float]:
     return log(rate["value"] / rate["low"]), log(rate["high"] / rate["value"])
 
 
+@pytest.mark.parametrize(
+    ("seq_len", "shard"),
+    [(8192, "full"), (4096, "optimizer")],  # activations of 8192 leave no room for whole weights
+)
+def test_an_8b_gets_tensor_parallelism_inside_chips_and_shards_between(
+    seq_len: int, shard: str
+) -> None:
+    """The layout that AWS has for models of this size: tp 4 x shard 16."""
+    given = {**raw(seq_len=seq_len, global_batch_size=256), "parallel": "auto"}
+    config = smtrain.load_config(given, target="aws")
+    assert (config.parallel.tp, config.parallel.pp, config.shards) == (4, 1, 16)
+    assert config.parallel.shard == shard
+    plan = smtrain.plan(config)
+    assert plan.fits
+    assert bool(warned(plan, "parallel.shard: full has run on an imitation")) == (shard == "full")
+
+
 def test_without_any_figure_the_interval_is_wide_and_says_why() -> None:
     plan = smtrain.plan(raw(), target="aws")
     below, above = width(plan)

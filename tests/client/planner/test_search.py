@@ -21,7 +21,7 @@ from smtrain.client.planner.machines import (
     sizes_of_rank,
 )
 from smtrain.client.planner.memory import core_memory, host_memory, worst_core
-from smtrain.client.planner.search import mesh_warnings, refusals, search
+from smtrain.client.planner.search import adapter_ways, mesh_warnings, refusals, search
 from smtrain.client.planner.throughput import Coefficients, StageTimes, slot_time, step_time
 from smtrain.core.facts import table
 from smtrain.core.model.shape import ModelShape
@@ -246,5 +246,7 @@ def test_full_sharding_takes_less_memory_and_more_messages() -> None:
     assert often / once == pytest.approx(4 * (4 + 2 * 2) / (4 + 2))
     more = host_memory(sharded, machine, mesh).save - host_memory(zero1, machine, mesh).save
     assert more == 2 * shape.parameters(), "the whole weights, once on the first host"
+    hints, ways = (dict(adapter_ways(job, machine)) for job in (sharded, zero1))
+    assert hints["QLoRA (quantize: nf4, parallel.shard: optimizer)"] == [*ways.values()][-1]
     for c in search(sharded, [machine]):
         assert c.step_s == pytest.approx(step_time(sharded, c.machine, c.mesh).total)

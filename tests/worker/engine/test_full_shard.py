@@ -199,8 +199,6 @@ def test_compiled_layers_have_the_same_numbers(four: World) -> None:
 
 
 @pytest.mark.full
-def test_what_it_does_not_go_with_is_refused(four: World, neuron_solo: World) -> None:
+def test_experts_that_are_divided_by_number_are_refused(four: World) -> None:
     for said in four.run(cases.try_build, CONFIGS["qwen3_moe"], mesh("114 ep2 shards"), None):
         assert "parallel.shard: full divides experts by their rows" in said
-    (said,) = neuron_solo.run(cases.try_build, CONFIGS["llama"], mesh("111 shards"), None)
-    assert "parallel.shard: full is for GPUs and CPUs" in said

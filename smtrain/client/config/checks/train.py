@@ -389,7 +389,6 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         faults = full_shard_faults(
             quantizes=train.quantizes,
             ep=config.parallel.ep,
-            on_neuron=kind_of(config) == "neuron",
         )
         yield from (({"parallel.shard", key}, fault) for key, fault in faults.items())
     yield from rule_faults(NATIVE if train.engine == "native" else NXD, config)

@@ -80,7 +80,6 @@ class NativeEngine:
             faults = full_shard_faults(
                 quantizes=lora is not None and lora.quantize is not None,
                 ep=options.ep,
-                on_neuron=self.device.type == "neuron",
             )
             if faults:
                 raise ConfigError([*faults.values()], code="config.combination")

@@ -68,12 +68,21 @@ class ShardedRows:
         return gathered_rows[: self._size]
 
     def put(self, rows: torch.Tensor, pieces: torch.Tensor) -> None:
-        """Fill `rows` from pieces [numel], of which each rank has other numbers and 0 elsewhere.
+        """Fill `rows` from pieces [numel] of the host, of which each rank has other numbers and 0
+        elsewhere.
 
-        Collective. Summed as integers: no bit changes, not even the sign of a zero.
+        Collective. Summed as bits: none changes, not even the sign of a zero.
         """
-        bits = pieces.to(rows.device).view(torch.int32)
-        dist.all_reduce(bits, group=self._group)
+        bits = pieces.view(torch.int32)
+        if rows.device.type == "neuron":
+            # Its collectives sum fp32 only, in which sums of 16 bits are exact.
+            halves = torch.cat([(bits >> 16) & 0xFFFF, bits & 0xFFFF]).float().to(rows.device)
+            dist.all_reduce(halves, group=self._group)
+            high, low = halves.cpu().long().chunk(2)
+            bits = (high << 16 | low).to(torch.int32)
+        else:
+            bits = bits.to(rows.device)
+            dist.all_reduce(bits, group=self._group)
         rows.copy_(bits.view(torch.float32)[self.start : self.start + len(rows)])
 
 

@@ -364,6 +364,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   DeviceIndex exchangeDevice(DeviceIndex to) const override { return Guard().exchangeDevice(device_at(to)).index(); }
   DeviceIndex maybeExchangeDevice(DeviceIndex to) const override { return exchangeDevice(to); }
   Device getDeviceFromPtr(void*) const override { return device_at(-1); }
+  // FSDP2 empties and fills the storages of gathered weights.
+  void resizePrivateUse1Bytes(const Storage& storage, size_t bytes) const override {
+    c10::DataPtr resized = allocator.allocate(bytes);
+    if (const size_t shared = std::min(bytes, storage.nbytes()))
+      std::memcpy(resized.mutable_get(), storage.data(), shared);
+    auto* impl = storage.unsafeGetStorageImpl();
+    impl->set_data_ptr_noswap(std::move(resized));
+    impl->set_nbytes(bytes);
+  }
   at::Generator getNewGenerator(DeviceIndex index) const override {
     TORCH_CHECK(state.generators, "neuron: torch.Generator is not available on this device");
     return at::make_generator<Generator>(index);

@@ -243,6 +243,10 @@ def _module() -> types.ModuleType:
         lambda: False,
     )
     neuron.synchronize = lambda device=None: None
+    only_stream = Stream()
+    neuron.Stream, neuron.Event = (lambda *_, **__: only_stream), Event
+    neuron.current_stream = neuron.default_stream = lambda device=None: only_stream
+    neuron.stream = contextlib.nullcontext
     neuron.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16, torch.float32]
     neuron.manual_seed = neuron.manual_seed_all = lambda seed: (
         None
@@ -252,6 +256,29 @@ def _module() -> types.ModuleType:
     neuron.memory_allocated = lambda device=None: _device.memory()[0]
     neuron.max_memory_allocated = lambda device=None: _device.memory()[1]
     return neuron  # type: ignore[no-any-return]
+
+
+class Event:
+    """A moment of the only stream, which waits for each operator."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def wait(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Stream:
+    """The only stream: TorchNeuron's default, in which all streams are one (2026-10)."""
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Event:
+        return event or Event()
 
 
 class _Done:

@@ -82,6 +82,7 @@ FEATURES: dict[str, tuple[str, str, str]] = {
     "sequence parallel": ("411 sp", "train", "llama"),
     "pipeline parallel": ("141", "train", "llama-tied-509"),
     "data parallel": ("114", "train", "llama"),
+    "full sharding": ("114 shards bf16", "train", "llama"),
     "bf16": ("111 bf16", "train", "llama"),
     "recomputation": ("111 full", "train", "llama"),
     "a sliding window": ("111", "train", "mistral-window"),

@@ -226,6 +226,20 @@ def test_the_engine_keeps_within_the_limits(
     assert saved
 
 
+@pytest.mark.parametrize(
+    "text", ["212 shards sp bf16", pytest.param("122 shards full m2", marks=pytest.mark.full)]
+)
+def test_full_sharding_keeps_within_the_limits(
+    text: str, four: World, neuron: World, tmp_path: Path
+) -> None:
+    """FSDP2's streams are one, as in TorchNeuron by default; its collectives sum no integers."""
+    config = CONFIGS["llama-tied-509"]
+    expected = four.run(runs.whole, config, mesh(text), tmp_path / "cpu")
+    ours = neuron.run(runs.limited, EVERY, runs.whole, config, mesh(text), tmp_path / "neuron")
+    assert ours == expected
+    assert files(tmp_path / "neuron") == files(tmp_path / "cpu") != {}
+
+
 @pytest.mark.parametrize("text", ["141 m1", "221"])
 def test_stages_do_not_wait_for_each_other_if_messages_are_unbuffered(
     text: str, four: World, neuron: World
@@ -241,7 +255,7 @@ def test_a_mesh_off_the_torus_is_what_the_device_refuses(four: World, neuron: Wo
     limits = Limits(cores_a_chip=1)  # four ranks are a row of chips
     answers = neuron.run(runs.refused, limits, cases.train, CONFIGS["llama"], mesh("221"), 1)
     assert all("no_hier no_mesh" in answer for answer in answers), answers
-    for text in ("411", "141", "114"):
+    for text in ("411", "141", "114", "114 shards"):
         expected = four.run(cases.train, CONFIGS["llama"], mesh(text), 1)
         assert (
             neuron.run(runs.limited, limits, cases.train, CONFIGS["llama"], mesh(text), 1)
