@@ -75,7 +75,7 @@ def use(words: str) -> None:
     def start(python: WarmPython) -> Any:
         return start_copy(python, name, shared) or start_uncopied(python)
 
-    WarmPython._start = start  # type: ignore[method-assign]
+    WarmPython._start = start  # type: ignore[method-assign, assignment]
     _used.append(words)
 
 
@@ -85,7 +85,7 @@ def words() -> list[str]:
 
 
 def start_copy(python: Any, name: str, shared: dict[str, str]) -> CopiedPython | None:
-    """Start a warm Python as a copy of the one at `name`; None if that is not the same."""
+    """Start a warm Python as a copy of the one at `name`; None if it is another one."""
     from smtrain.core.protocol.entrypoints import entrypoints_folder
     from smtrain.plane.server import warm
     from tests import durations

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ def measure(folder: Path, billions: float, rounds: int) -> dict[str, float]:
         steps = range(2 * number + 1, 2 * number + 3)
         figures = {"step_s": timed(lambda: engine.step(rows, rows, 0.0))}
         began = time.perf_counter()
-        figures["begin_s"] = timed(lambda step=steps[0]: engine.begin_save(folder, step, {}))
+        figures["begin_s"] = timed(partial(engine.begin_save, folder, steps[0], {}))
         figures["step_while_saving_s"], figures["waited_s"] = step_and_wait(engine, rows)
         engine.end_save()
         figures["behind_s"] = time.perf_counter() - began
         figures["stood_s"] = figures["begin_s"] + figures["waited_s"]
-        figures["synchronous_s"] = timed(lambda step=steps[1]: engine.save(folder, step, {}))
+        figures["synchronous_s"] = timed(partial(engine.save, folder, steps[1], {}))
         for step in steps:
             drop(folder / f"step_{step:08d}")
         for name, value in figures.items() if number else ():

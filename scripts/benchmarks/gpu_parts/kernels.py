@@ -270,11 +270,15 @@ def delta_rule(bench: Bench) -> None:
     )
     generator = torch.Generator(bench.kind).manual_seed(0)
 
-    def drawn(*shape: int) -> torch.Tensor:
+    def draw_leaf(*shape: int) -> torch.Tensor:
         values = torch.empty(shape, device=bench.kind).normal_(0.0, 1.0, generator=generator)
         return values.bfloat16().requires_grad_()
 
-    qkv, b, a = drawn(2, S, 2 * 16 * size + heads * size), drawn(2, S, heads), drawn(2, S, heads)
+    qkv, b, a = (
+        draw_leaf(2, S, 2 * 16 * size + heads * size),
+        draw_leaf(2, S, heads),
+        draw_leaf(2, S, heads),
+    )
     params = gated_delta._Heads(
         torch.rand(heads, device=bench.kind).log_(), torch.zeros(heads, device=bench.kind)
     )
@@ -290,7 +294,7 @@ def delta_rule(bench: Bench) -> None:
     def by_kernels(apart: bool) -> torch.Tensor:
         return gated_delta._rule_of_fla(net, qkv, b, a, params, bounds if apart else None)
 
-    def both(rule: Callable[[bool], torch.Tensor], apart: bool) -> None:
+    def differentiate(rule: Callable[[bool], torch.Tensor], apart: bool) -> None:
         torch.autograd.grad(rule(apart).float().sum(), (qkv, b, a))
 
     for apart in (False, True):
@@ -301,7 +305,7 @@ def delta_rule(bench: Bench) -> None:
             weights = out.detach().float().cos()
             gradients = torch.autograd.grad((out.float() * weights).sum(), (qkv, b, a))
             answers.append([out, *gradients])
-            line[name] = round(mean_milliseconds(bench, partial(both, rule, apart)), 3)
+            line[name] = round(mean_milliseconds(bench, partial(differentiate, rule, apart)), 3)
         # Of the outputs, and of the gradients of q, k and v, b, and a.
         line["differences"] = [
             float((kernels - plain).norm() / plain.norm())

@@ -54,12 +54,7 @@ def meshes(bench: Bench) -> None:
         for line in MESHES[:TOY_COUNT] if bench.toy else MESHES:
             name, _, texts = line.partition(": ")
             for text in texts.split(", "):
-                compare(
-                    name,
-                    text,
-                    cases.train,
-                    lambda options, n=name: (cases.CONFIGS[n], options, STEPS),
-                )
+                compare(name, text, cases.train, partial(_full_weights, name))
         config = cases.CONFIGS["llama"]
         adapter = adapters.lora(config)
         for text in ADAPTER_MESHES:
@@ -71,6 +66,10 @@ def meshes(bench: Bench) -> None:
             )
         for text in PAIR_MESHES:
             compare("llama, DPO", text, preference.steps, lambda options: (options, "sigmoid", 2))
+
+
+def _full_weights(name: str, options: ParallelOptions) -> tuple[Any, ...]:
+    return cases.CONFIGS[name], options, STEPS
 
 
 def _compare(

@@ -120,9 +120,9 @@ def with_liger(
     return PeerLoop(bench, loss, [*model.parameters()], autocast=not lora)
 
 
-def quantized(bench: Bench, config: dict[str, Any]) -> PeerLoop:
+def quantized_transformers(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     """transformers with linears of bitsandbytes in nf4, double quantized, and peft's adapters."""
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.nn.modules import Linear4bit, Params4bit
 
     model = transformers_model(bench, config, torch.bfloat16)
     for layer in model.model.layers:

@@ -257,7 +257,7 @@ def experts_peer(bench: Bench, name: str = "experts") -> None:
 
 
 def full(bench: Bench) -> None:
-    """1B with weights sharded over a group of one: what gathering and reducing cost by themselves."""
+    """1B with weights sharded over a group of one, which shows the price of FSDP2 itself."""
     config, S = bench.model("1b"), bench.length(4096)
     our_engine = engine(bench, config, 4, shard="full")
     ids, labels = batch(config, ROWS, S)
@@ -318,7 +318,7 @@ def save(bench: Bench) -> None:
 
 
 QLORA_LAYERS = 8
-"""Of the 32 of an 8B, as its weights are quantized on the host."""
+"""The model has 32, but its weights are quantized on the host."""
 LONG = (32768, 65536)
 
 
@@ -374,7 +374,7 @@ def qlora(bench: Bench) -> None:
 def qlora_peer(bench: Bench) -> None:
     config = with_layers(bench.model("8b", 3.0), QLORA_LAYERS)
     bench.layers["8b"] = QLORA_LAYERS
-    loop = peers.quantized(bench, config)
+    loop = peers.quantized_transformers(bench, config)
     _lora(
         bench,
         config,

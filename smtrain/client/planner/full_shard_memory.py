@@ -3,7 +3,7 @@
 FSDP2 gathers a layer for its forward pass, and for its backward pass, in which the next layer
 already arrives. The gradients of a layer exist in full until its backward pass ends. They are then
 copied to an fp32 buffer, whose sums go to the ranks' rows; the buffer lives until the layer before
-ends. Embedding, final norm and output matrix are the root group: gathered from the forward pass to
+ends. Embedding, final norm and output matrix are the root group: gathered_bytes from the forward pass to
 the end of the backward pass, which sums their gradients last. A step begins without gradients, so a
 step of few micro-batches has its peak before all of them exist.
 """
@@ -61,7 +61,7 @@ class ShardedStage:
     head: int
     """Parameters of the output matrix, if the stage has it."""
     width: int
-    """Bytes of a gathered weight."""
+    """Bytes of a gathered_bytes weight."""
     shards: int
     has_gloo: bool
     """Whether gloo moves the sums, on CPUs."""
@@ -109,10 +109,10 @@ def _moments_of_pass(
         layer = layers[number]
         weights = float(w * layer.numbers)
         arriving = float(w * layers[number - 1].numbers) if number and prefetches else 0.0
-        missing = -SUM * missing_numbers / stage.shards
+        missing_bytes = -SUM * missing_numbers / stage.shards
         for saved_bytes, logits, buffers in moments.last_layer:
-            gathered = ends + weights + arriving + passing_sums
-            yield Peak(saved_bytes - freed_bytes, logits, buffers + gathered, missing)
+            gathered_bytes = ends + weights + arriving + passing_sums
+            yield Peak(saved_bytes - freed_bytes, logits, buffers + gathered_bytes, missing_bytes)
         freed_bytes += layer.saved_bytes
         saved_bytes = max(
             (a - stage.recomputed_bytes - freed_bytes for a, _, _ in moments.last_layer),
@@ -121,21 +121,21 @@ def _moments_of_pass(
         if stage.is_frozen:
             continue
         # All gradients of the layer, which are as wide as its weights.
-        gathered = ends + 2 * weights + arriving + passing_sums
-        yield Peak(saved_bytes, 0.0, gathered + stage.entry_bytes, missing)
+        gathered_bytes = ends + 2 * weights + arriving + passing_sums
+        yield Peak(saved_bytes, 0.0, gathered_bytes + stage.entry_bytes, missing_bytes)
         # Weights are dropped and the sums before freed; then the gradients are copied, and freed.
         passing_sums = SUM * layer.numbers
         buffers = ends + arriving + stage.hidden_bytes
         for sums in _sum_buffers(stage, layer.numbers):
-            yield Peak(saved_bytes, 0.0, buffers + sums, missing)
+            yield Peak(saved_bytes, 0.0, buffers + sums, missing_bytes)
         missing_numbers -= 0 if has_gradients else layer.numbers
     if stage.is_frozen:
         return
-    missing = -SUM * missing_numbers / stage.shards
+    missing_bytes = -SUM * missing_numbers / stage.shards
     for _, logits, buffers in moments.embedding:
-        yield Peak(saved_bytes, logits, buffers + ends + passing_sums, missing)
+        yield Peak(saved_bytes, logits, buffers + ends + passing_sums, missing_bytes)
     for sums in _sum_buffers(stage, stage.ends):
-        yield Peak(saved_bytes, 0.0, sums, missing)
+        yield Peak(saved_bytes, 0.0, sums, missing_bytes)
 
 
 def _sum_buffers(stage: ShardedStage, numbers: int) -> tuple[float, float]:

@@ -111,10 +111,10 @@ class HeldMemory:
 
     def total(self, peak: Peak, standing_bytes: float) -> float:
         """The stage's peak, from that of its micro-batches and the `standing_bytes`."""
-        saved_bytes, logits, passing, missing = self._larger(peak)
+        saved_bytes, logits, passing, missing_bytes = self._larger(peak)
         return (
             self.weights
-            + (self.gradients + missing)
+            + (self.gradients + missing_bytes)
             + self.optimizer
             + saved_bytes
             + logits
@@ -124,10 +124,10 @@ class HeldMemory:
 
     def with_peak(self, peak: Peak, standing_bytes: float) -> CoreMemory:
         """The parts of `total`."""
-        saved_bytes, logits, passing, missing = self._larger(peak)
+        saved_bytes, logits, passing, missing_bytes = self._larger(peak)
         return CoreMemory(
             self.weights,
-            self.gradients + missing,
+            self.gradients + missing_bytes,
             self.optimizer,
             saved_bytes,
             logits,

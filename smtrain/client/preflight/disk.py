@@ -58,19 +58,19 @@ def _report_home(context: Context) -> Iterator[Finding]:
     plan, config = context.plan, context.chain.given
     if "train" not in context.stages or isinstance(plan, ConfigError):
         return
-    needed, free = (
+    needed_bytes, free = (
         (plan.disk_gib["needed"] * GIB, plan.disk_gib["free"] * GIB)
         if plan.here
         else _home_bytes(config)
     )
-    if faults := () if plan.here else disk_fault(needed, free):
+    if faults := () if plan.here else disk_fault(needed_bytes, free):
         text, _, remedy = faults[0].partition("; ")
         yield Finding("disk", "fault", text, remedy)
     elif plan.fits:
         yield Finding(
             "disk",
             "ok",
-            f"the run takes about {needed / 1e9:,.1f} GB below SMTRAIN_HOME, and"
+            f"the run takes about {needed_bytes / 1e9:,.1f} GB below SMTRAIN_HOME, and"
             f" {free / 1e9:,.0f} GB are free",
         )
 

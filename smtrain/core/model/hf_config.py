@@ -336,10 +336,10 @@ def remarks(config: Mapping[str, Any], seq_len: int | None) -> list[str]:
             f"the layers that predict further tokens ({mtp} = {normal.shape.mtp_layers}) are not"
             f" trained, and {export}"
         )
-    if unknown := unknown_keys(text_part(config), normal.shape.rules):
-        more = f" and {len(unknown) - 4} more keys" if len(unknown) > 4 else ""
+    if names := unknown_keys(text_part(config), normal.shape.rules):
+        more = f" and {len(names) - 4} more keys" if len(names) > 4 else ""
         out.append(
-            f"config.json has {', '.join(unknown[:4])}{more}, which smtrain and transformers ignore"
+            f"config.json has {', '.join(names[:4])}{more}, which smtrain and transformers ignore"
             f" in {with_article(normal.shape.family)} model: if the model's original code reads it,"
             " results differ"
         )

@@ -257,11 +257,11 @@ class Attempt:
                         f" this host's folder is {event.host.ml}, in the variable SMTRAIN_ML_ROOT."
                     ]
                 )
-            refused: dict[str, list[Channel]] = {}
+            channels_by_reason: dict[str, list[Channel]] = {}
             for channel in lazy[event.host.rank]:
                 if reason := event.value["fastfile"][channel.name]:
-                    refused.setdefault(reason, []).append(channel)
-            for reason, to_fetch in refused.items():
+                    channels_by_reason.setdefault(reason, []).append(channel)
+            for reason, to_fetch in channels_by_reason.items():
                 names = ", ".join(channel.name for channel in to_fetch)
                 event.host.log.write(
                     [

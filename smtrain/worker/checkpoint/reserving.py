@@ -10,7 +10,7 @@ from typing import Any
 
 
 def reserve(handle: int, size: int) -> None:
-    """Give an open file at least `size` bytes, zeros where it has none yet.
+    """Give an open file at least `size` bytes; those that it has not yet are zeros.
 
     Writes into reserved blocks take half the time on ext4, and a disk without space fails now and
     not after hours. A file system that cannot reserve leaves the file as it is. Raises OSError if

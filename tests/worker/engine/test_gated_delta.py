@@ -87,7 +87,9 @@ def token_by_token(
     cu_seqlens: torch.Tensor | None,
     use_qk_l2norm_in_kernel: bool,
 ) -> tuple[torch.Tensor, None]:
-    """What the kernel of flash-linear-attention computes, [B, T, heads, D], with its arguments."""
+    """The rule as the kernel of flash-linear-attention computes it, with its arguments; [B, T, heads,
+    D].
+    """
     assert use_qk_l2norm_in_kernel
     q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     if cu_seqlens is not None:

@@ -32,7 +32,7 @@ class Died(Exception):
 class World:
     """`size` processes that form a torch.distributed job for each function they are given.
 
-    On the device `neuron` (tests/worker/engine/neuron), on the CPU, or all on one GPU, where their
+    On the device `neuron` (tests/worker/engine/neuron), on the CPU, or all on one GPU: then their
     messages go through the host.
     """
 

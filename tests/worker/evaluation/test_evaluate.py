@@ -491,7 +491,7 @@ def test_what_cannot_be_asked_is_one_sentence(
 ) -> None:
     from lm_eval.tasks._index import TaskIndex
 
-    # The harness reads 14,000 files of its own for a task that the folder has not, in ten seconds.
+    # The harness reads 14,000 files for a task that the folder has not, in ten seconds.
     some = staticmethod(lambda root: sorted(root.glob("*.yaml")) or sorted(root.glob("arc/*.yaml")))
     monkeypatch.setattr(TaskIndex, "_iter_yaml_files", some)
     with pytest.raises(ConfigError, match="there is no task 'redz'; did you mean reds"):

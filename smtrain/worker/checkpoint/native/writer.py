@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +159,14 @@ class _NativeWriter:
                 for name in names
             }
             files[file] = write_stream(
-                folder / file, tensors, lambda name, e=e: self._part(name, t, e)
+                folder / file, tensors, partial(self._part, tp_rank=t, ep_rank=e)
             )
         for d in range(self._layout.ep) if self._state is not None else ():
             file = optimizer_file(d, t, p)
             files[file] = write_stream(
                 folder / file,
                 self._optimizer_tensors(p, d),
-                lambda kind, d=d: self._flat(kind, p, t, d),
+                partial(self._flat, pp_rank=p, tp_rank=t, rank=d),
             )
         return files
 

@@ -261,11 +261,12 @@ def _rule_of_fla(
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     q, k, v = _split_heads(net, ACT2FN[net.activation](qkv), b.shape[2])
-    inputs = (q, k, v, _decay(a, head_params), b.sigmoid())
+    inputs = [q, k, v, _decay(a, head_params), b.sigmoid()]
     if bounds is not None:
-        inputs = tuple(x.flatten(0, 1)[None] for x in inputs)
-    out, _ = chunk_gated_delta_rule(*inputs, cu_seqlens=bounds, use_qk_l2norm_in_kernel=True)
-    return out.view(*qkv.shape[:2], b.shape[2], net.head_v_dim)
+        inputs = [x.flatten(0, 1)[None] for x in inputs]
+    rows, _ = chunk_gated_delta_rule(*inputs, cu_seqlens=bounds, use_qk_l2norm_in_kernel=True)
+    out: torch.Tensor = rows.view(*qkv.shape[:2], b.shape[2], net.head_v_dim)
+    return out
 
 
 def _split_heads(net: Any, activations: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
