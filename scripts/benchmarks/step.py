@@ -5,6 +5,8 @@ Both sides of a comparison train the same Llama of about 20 million parameters i
 with one thread each, alternating step by step; a ratio is the median over the rounds of our seconds
 over theirs. `over_loop`: one process against a plain transformers loop with fused AdamW.
 `over_ddp`: two data-parallel processes against the same loop in torch's DistributedDataParallel.
+`full_over_fsdp2`: two fully sharded processes against the same loop with torch's FSDP2 on
+transformers' layers; `full_over_zero1`: against our ZeRO-1.
 `tp_over_bound` and `pp_over_bound`: two processes against the lower bound over gloo, half the time
 of one process (pp: plus the bubble of its micro-batches) and the step's own messages sent without
 other work. `experts_over_loop`: one process against the same loop, of a Qwen3-MoE of about 20
@@ -29,7 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -169,13 +171,16 @@ def native_step(
     cut: int = 1,
     ep: int = 1,
     config: dict[str, Any] = CONFIG,
+    shard: Literal["optimizer", "full"] = "optimizer",
 ) -> tuple[Any, Step]:
     """The native engine and one step of it; tp and pp get the batch of two processes, like dp."""
     from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
     from smtrain.worker.engine.native import NativeEngine
 
     sequences = options.sequences * tp * pp
-    mesh = ParallelOptions(tp, pp, dp, sequences // cut, precision=options.precision, ep=ep)
+    mesh = ParallelOptions(
+        tp, pp, dp, sequences // cut, precision=options.precision, ep=ep, shard=shard
+    )
     engine = NativeEngine(dict(config), mesh, OptimizerOptions(), None, 0)
     ids, labels = batch(options, engine.dp_rank, sequences)
 
@@ -190,7 +195,7 @@ def native_step(
 def plain(
     options: argparse.Namespace,
     sequences: int,
-    parallel: bool = False,
+    parallel: Literal["ddp", "fsdp2"] | None = None,
     config: dict[str, Any] = CONFIG,
 ) -> Step:
     """The usual hand-written loop: bf16 autocast, clipped gradient norm, fused AdamW."""
@@ -207,13 +212,16 @@ def plain(
     model: Any = AutoModelForCausalLM.from_config(
         transformers_config, attn_implementation="sdpa", dtype=torch.float32
     )
-    if parallel:
+    if parallel == "ddp":
         model = DistributedDataParallel(model)
+    if parallel == "fsdp2":
+        shard_layers(model, options.precision)
     adamw = torch.optim.AdamW(
         model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     ids, labels = batch(options, dist.get_rank(), sequences)
-    narrow = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else nullcontext()
+    is_cast = options.precision == "bf16" and parallel != "fsdp2"  # which has its own casts
+    narrow = torch.autocast("cpu", torch.bfloat16) if is_cast else nullcontext()
 
     def turn() -> None:
         for _ in range(TURN):
@@ -230,6 +238,18 @@ def plain(
             adamw.zero_grad()
 
     return turn
+
+
+def shard_layers(model: Any, precision: str) -> None:
+    """Shard a model's layers and the model itself, as FSDP2's tutorial does."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half = torch.bfloat16 if precision == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+    for layer in model.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
 
 
 def step_times(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
@@ -291,9 +311,27 @@ def ddp(options: argparse.Namespace) -> dict[str, float]:
     init_distributed("cpu")
     _, step = native_step(options, dp=2)
     our_times, reference_times = step_times(
-        options.rounds, step, plain(options, options.sequences, parallel=True)
+        options.rounds, step, plain(options, options.sequences, parallel="ddp")
     )
     return ratios("over_ddp", our_times, reference_times)
+
+
+def full(options: argparse.Namespace) -> dict[str, float]:
+    """Two processes that divide weights, gradients and optimizer state."""
+    from smtrain.worker.engine.native import init_distributed
+
+    init_distributed("cpu")
+    sharded_step, zero1_step = (
+        native_step(options, dp=2, shard=shard)[1] for shard in ("full", "optimizer")
+    )
+    fsdp2_step = plain(options, options.sequences, parallel="fsdp2")
+    our_times, zero1_times, fsdp2_times = step_times(
+        options.rounds, sharded_step, zero1_step, fsdp2_step
+    )
+    return {
+        **ratios("full_over_fsdp2", our_times, fsdp2_times),
+        **ratios("full_over_zero1", our_times, zero1_times),
+    }
 
 
 def experts(
@@ -462,7 +500,13 @@ def record_messages() -> Iterator[list[Callable[[], object]]]:
 
 
 PARTS: dict[str, tuple[int, Callable[[argparse.Namespace], dict[str, Any]]]]
-PARTS = {"loop": (1, loop), "ddp": (2, ddp), "tp": (2, tensor), "pp": (2, pipeline)}
+PARTS = {
+    "loop": (1, loop),
+    "ddp": (2, ddp),
+    "tp": (2, tensor),
+    "pp": (2, pipeline),
+    "full": (2, full),
+}
 PARTS |= {"experts": (1, experts), "ep": (2, expert_parallel)}
 PARTS |= {
     "experts16": (1, partial(experts, name="experts16", config=MANY_EXPERTS)),
