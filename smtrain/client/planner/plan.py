@@ -47,7 +47,7 @@ from smtrain.client.planner.offers import (
 )
 from smtrain.client.planner.preparing import preparing_warnings
 from smtrain.client.planner.resolve import subject
-from smtrain.client.planner.resolve_mesh import fit_faults, is_accepted
+from smtrain.client.planner.resolve_mesh import fit_faults, is_accepted, with_shard
 from smtrain.client.planner.result import Choice, Plan
 from smtrain.client.planner.search import Candidate, MachineSearch, fastest_first, mesh_warnings
 from smtrain.client.planner.stage_estimates import StageEstimates
@@ -234,7 +234,12 @@ def plan(
         if not choices:
             raise _no_choice(config, [c for c, _ in ways], unpriced_types, limits, beyond)
         machine, mesh = choices[0][0].machine, choices[0][0].mesh
-        work, _ = work_of(config, shape, _engine(config, machine), neuron=machine.neuron)
+        work, _ = work_of(
+            _with_shard_for(config, machine),
+            shape,
+            _engine(config, machine),
+            neuron=machine.neuron,
+        )
     result = _plan(
         _on_own_machine(config, machine, own_machines),
         work,
@@ -418,21 +423,41 @@ def _searches(
 ) -> Iterator[tuple[MachineSearch, list[Machine]]]:
     """The searches for these machines, each with the engine that runs on its machines."""
     shape = shape_of(config)
-    kinds = {machine: (_engine(config, machine), machine.neuron) for machine in machines}
+    kinds = {
+        machine: (
+            _engine(config, machine),
+            machine.neuron,
+            _with_shard_for(config, machine).parallel.shard,
+        )
+        for machine in machines
+    }
     if not shape.by_nxd:
         kinds = {machine: kind for machine, kind in kinds.items() if kind[0] != "nxd"}
-    for engine, neuron in dict.fromkeys(kinds.values()):
-        group = [m for m in kinds if kinds[m] == (engine, neuron)]
-        work, recompute = work_of(config, shape, engine, neuron=neuron)
+    for kind in dict.fromkeys(kinds.values()):
+        group, (engine, neuron, shard) = [m for m in kinds if kinds[m] == kind], kind
+        work, recompute = work_of(with_shard(config, shard), shape, engine, neuron=neuron)
         if TARGETS[config.target].rented:
             group = [m for m in group if engine_fault(engine, m.type) is None]
         yield MachineSearch(work, recompute), group
 
 
+def _with_shard_for(config: JobConfig, machine: Machine) -> JobConfig:
+    """The config for a machine: full sharding that the plan chose is for the config's own ones."""
+    parallel, compute = config.parallel, config.compute
+    is_own = (machine.type, machine.count) == (compute.instance_type, compute.instance_count)
+    if is_own or parallel.shard != "full" or "shard" in parallel.model_fields_set:
+        return config
+    return with_shard(config, "optimizer")
+
+
 def _legal(config: JobConfig, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """The meshes that pass the config's checks, checked lazily: there may be thousands."""
     return (
-        c for c in candidates if is_accepted(config, c.machine, c.mesh, _engine(config, c.machine))
+        c
+        for c in candidates
+        if is_accepted(
+            _with_shard_for(config, c.machine), c.machine, c.mesh, _engine(config, c.machine)
+        )
     )
 
 

@@ -148,10 +148,10 @@ def _with_planned_mesh(config: JobConfig, *, pin_batch: bool) -> JobConfig:
     values["shard"] = "full" if best.shards_fully else "optimizer"
     if not pin_batch:
         return _with(planned_config, parallel=values)
-    # Not `_with`: with `auto` the chosen mesh counts as given.
-    return planned_config.model_copy(
-        update={"parallel": planned_config.parallel.model_copy(update=values)}
-    )
+    # Not `_with`: with `auto` the chosen mesh counts as given, but for parallel.shard.
+    parallel = planned_config.parallel.model_copy(update=values)
+    parallel.model_fields_set.discard("shard")
+    return planned_config.model_copy(update={"parallel": parallel})
 
 
 def _fastest(config: JobConfig) -> Candidate | None:
@@ -162,9 +162,9 @@ def _fastest(config: JobConfig) -> Candidate | None:
     """
     if config.parallel.shard != "auto":
         return _fastest_sharded(config)
-    best = _fastest_sharded(_with_shard(config, "optimizer"))
+    best = _fastest_sharded(with_shard(config, "optimizer"))
     if can_shard_fully(config) and (best is None or needs_division(best.mesh)):
-        full = _fastest_sharded(_with_shard(config, "full"))
+        full = _fastest_sharded(with_shard(config, "full"))
         if full is not None and (best is None or full.step_s < best.step_s):
             return full
     return best
@@ -364,10 +364,10 @@ def _with_decided_shard(config: JobConfig) -> JobConfig:
     """Decide `parallel.shard: auto` for the config's own mesh."""
     if config.parallel.shard != "auto":
         return config
-    return _with_shard(config, "full" if needs_full_shard(config) else "optimizer")
+    return with_shard(config, "full" if needs_full_shard(config) else "optimizer")
 
 
-def _with_shard(config: JobConfig, shard: str) -> JobConfig:
+def with_shard(config: JobConfig, shard: str) -> JobConfig:
     """A copy whose parallel.shard is decided; `auto` decides again when it is loaded again."""
     copy = _with(config, parallel={"shard": shard})
     copy.parallel.model_fields_set.discard("shard")

@@ -81,6 +81,13 @@ def test_other_machines_decide_again(parallel: dict[str, Any]) -> None:
     assert back.parallel.shard == "full"
 
 
+def test_other_machines_are_proposed_without_it() -> None:
+    """trn1 has engine nxd, which divides only the optimizer's state."""
+    plan = smtrain.plan(config(WHOLE), machines=["ml.trn1.32xlarge:2"])
+    assert plan.fits
+    assert not plan.shards_fully
+
+
 def test_a_search_takes_full_sharding_only_if_it_is_faster() -> None:
     """70B on 128 H100s is spared a pipeline; 8B on 8 would only pay for messages."""
     large = smtrain.load_config(
