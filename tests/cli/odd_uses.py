@@ -150,5 +150,6 @@ def odd_files(folder: Path) -> None:
         (folder / name).mkdir()
         if config:
             (folder / name / "config.json").write_text(json.dumps(config))
-    (folder / "only-weights/model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    for name in ("only-weights", "hybrid"):
+        (folder / name / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     (folder / "short-weights/model.safetensors").write_bytes(b"\xff\xff")

@@ -212,22 +212,23 @@ def refuse_no_tokenizer(folder: Path) -> None:
 
 
 def _by_our_names(source: HFSource, config: Any) -> Any:
-    """Load weights that transformers would not find because their names have a prefix."""
-    family = FAMILIES[config.model_type]
-    modules = {file: module for module, file in family.module_names.items()}
+    """Load weights that transformers would not find because their names have a prefix, or that it
+    would load in fp8.
+    """
+    shape = ModelShape.from_config(source.config)
     dtypes = precisions_of(source)
     dtype = source.read(next(iter(source.names()))).dtype if len(dtypes) == 1 else torch.float32
     # As from_pretrained builds it: a cast afterwards would round the rotary frequencies, which stay
     # in fp32.
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    parameter_names = set(model.state_dict())
-    names = {
-        name: name if name in parameter_names else modules.get(name, name)
-        for name in source.names()
-    }
-    model.load_state_dict(
-        {module: source.read(name) for name, module in names.items()}, strict=False
-    )
+    names = set(source.names())
+    with torch.no_grad():
+        for module_name, tensor in model.state_dict().items():  # views of the model's memory
+            parts = [*shape.file_parts(module_name, tuple(tensor.shape))]
+            if names.issuperset(parts):
+                pieces = [source.read(part) for part in parts]
+                whole = pieces[0] if len(pieces) == 1 else torch.cat([*map(torch.flatten, pieces)])
+                tensor.copy_(whole.view(tensor.shape))
     model.tie_weights()
     return model
 

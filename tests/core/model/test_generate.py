@@ -23,6 +23,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nxd
+from smtrain.worker.generation.load import load
 from smtrain.worker.generation.stage import generate
 
 SIZES: dict[str, Any] = {
@@ -209,6 +210,17 @@ def test_a_family_without_other_forms_goes_to_a_native_checkpoint_and_back(
             CheckpointError, match=f"{name.partition(' ')[0]} models are not converted from or to"
         ):
             convert(folder, tmp_path / "other", to=form)
+
+
+def test_experts_under_names_with_a_prefix_are_loaded(tmp_path: Path) -> None:
+    """transformers has one tensor of all experts, and would leave unknown names out."""
+    folder = make(tmp_path / "model", "minimax_m2")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    renamed = {f"_orig_mod.{name}": tensor for name, tensor in stored.items()}
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    loaded = load(folder).model.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_tensors_next_to_a_text_model_are_left_out_by_name(
