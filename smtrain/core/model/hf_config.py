@@ -24,7 +24,7 @@ from smtrain.core.model.layer_kinds import (
     layer_windows,
     rotated_layers,
 )
-from smtrain.core.model.remedies import quantization
+from smtrain.core.model.remedies import fp8_block, quantization
 from smtrain.core.model.rope import KEYS, ORIGINAL, Rope, read_rope
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.sizes import read_size
@@ -347,6 +347,12 @@ def remarks(config: Mapping[str, Any], seq_len: int | None) -> list[str]:
         out.append(
             "the linears are stored in bitsandbytes' 4 bits: they are read as the numbers that they"
             " stand for, and the export is not quantized"
+        )
+    if fp8_block(config) is not None:
+        out.append(
+            "the linears are stored in fp8 with a factor for each block: they are read as bf16"
+            " numbers, each product rounded once, and the export is bf16 of"
+            f" {2 * normal.shape.parameters() / 1e9:.0f} GB"
         )
     if quantization(config) == "mxfp4":
         out.append(

@@ -367,15 +367,33 @@ def dequantize(method: str) -> str:
 
 
 def unreadable_quantization(config: Mapping[str, Any]) -> str | None:
-    """`quantization`, but for mxfp4 of gpt-oss and bitsandbytes' 4 bits, which are read as the
-    numbers that they stand for.
+    """`quantization`, but for mxfp4 of gpt-oss, bitsandbytes' 4 bits and fp8 in blocks, which are
+    read as the numbers that they stand for.
     """
     method, settings = quantization(config), config.get("quantization_config")
     is_mxfp4 = method == "mxfp4" and text_part(config).get("model_type") == "gpt_oss"
     is_4bit = (
         method == "bitsandbytes" and isinstance(settings, Mapping) and settings.get("load_in_4bit")
     )
-    return None if is_mxfp4 or is_4bit else method
+    return None if is_mxfp4 or is_4bit or fp8_block(config) is not None else method
+
+
+def fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The rows and columns that share a factor of weights in fp8 (E4M3), if config.json names such
+    weights of a text model; None for other ones.
+    """
+    settings = config.get("quantization_config")
+    if (
+        quantization(config) != "fp8"
+        or not isinstance(settings, Mapping)
+        or "text_config" in config
+    ):
+        return None
+    block = settings.get("weight_block_size")
+    if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn") or not isinstance(block, list):
+        return None
+    is_pair = len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+    return (block[0], block[1]) if is_pair else None
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:

@@ -117,7 +117,7 @@ def test_other_forms_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"FineGrainedFP8Config\(dequantize=True\)"):
         open_weights(folder)
-    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": None}
     (folder / "config.json").write_text(json.dumps({**KIMI, "quantization_config": fp8}))
     with pytest.raises(CheckpointError, match=r"config.json names fp8, and"):
         open_weights(folder)

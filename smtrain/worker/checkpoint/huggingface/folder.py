@@ -17,7 +17,13 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_folder import folder_of, weights_in
-from smtrain.core.model.remedies import broken_link, folder_misfit, missing_shards, quantization
+from smtrain.core.model.remedies import (
+    broken_link,
+    folder_misfit,
+    fp8_block,
+    missing_shards,
+    quantization,
+)
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import is_multimodal, text_name, text_part
 from smtrain.worker.checkpoint import stored_names
@@ -30,6 +36,7 @@ from smtrain.worker.checkpoint.huggingface.expert_tensors import (
     join_mxfp4_pairs,
     split_experts,
 )
+from smtrain.worker.checkpoint.huggingface.fp8_tensors import Fp8Blocks, join_fp8_tensors
 from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
@@ -38,6 +45,12 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
+_WIDENED: dict[type[Slab], str] = {
+    Mxfp4: "mxfp4",
+    Bnb4bit: "bitsandbytes' 4 bits",
+    Fp8Blocks: "fp8",
+}
+"""The formats that are read as the numbers that they stand for."""
 _SAMPLE_ROWS = 64
 """Rows of a tied output layer to compare when a model is opened; all are compared when it is read.
 """
@@ -84,8 +97,8 @@ class HFSource(WeightSource):
     a .bin, and numbered shards without an index. Raises CheckpointError if a file is missing, cut
     short or not what its name says, if the index points out of the folder, if weights are
     quantized, and if a parameter is missing, unknown or of another shape than config.json says. Of
-    a multimodal model it is the text part. gpt-oss's mxfp4 and bitsandbytes' 4 bits are read as
-    the numbers that they stand for.
+    a multimodal model it is the text part. gpt-oss's mxfp4, bitsandbytes' 4 bits and fp8 in blocks
+    are read as the numbers that they stand for.
     """
 
     def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:
@@ -101,6 +114,8 @@ class HFSource(WeightSource):
         self._manifest = read_manifest(self._place)
         self._read: ReadCallback | None = None
         stored_slabs = join_bnb_tensors(self._stored_slabs())
+        if (block := fp8_block(self.whole)) is not None:
+            stored_slabs = join_fp8_tensors(stored_slabs, block)
         self.others: dict[str, Slab] = {}
         """The tensors of the other parts of a multimodal model, by their names in the files."""
         inner_names = {name: name for name in stored_slabs}
@@ -131,14 +146,14 @@ class HFSource(WeightSource):
         if experts is not None:
             slabs = split_experts(join_mxfp4_pairs(slabs), self._shape)
         self.widened = {
-            name: "mxfp4" if isinstance(slab, Mxfp4) else "bitsandbytes' 4 bits"
+            name: _WIDENED[type(slab)]
             for name, slab in sorted(slabs.items())
-            if isinstance(slab, (Mxfp4, Bnb4bit))
+            if type(slab) in _WIDENED
         }
-        """The parameters that are stored in 4 bits, and read as the numbers that they stand for,
-        with their formats.
+        """The parameters that are stored in 4 or 8 bits, and read as the numbers that they stand
+        for, with their formats.
         """
-        # The weights are plain from here: with this key, a loader would look for 4-bit blocks.
+        # The weights are plain from here: with this key, a loader would look for quantized ones.
         if self.widened:
             self._config = {
                 key: value for key, value in self._config.items() if key != "quantization_config"
@@ -149,9 +164,9 @@ class HFSource(WeightSource):
             any(name != inner_name for name, inner_name in plain.items()) or self._unusual
         )
         # mxfp4 changes names by design (two tensors become one), and loaders know the pairs.
-        # 4-bit linears of bitsandbytes would be loaded in 4 bits again.
+        # Linears in 4 bits of bitsandbytes or in fp8 would be loaded like that again.
         self.renamed = self.renamed or (
-            any(isinstance(slab, Bnb4bit) for slab in slabs.values())
+            any(isinstance(slab, (Bnb4bit, Fp8Blocks)) for slab in slabs.values())
             or (
                 not (self.widened or (experts is not None and experts.has_stacked_files))
                 and slabs.keys() != {*plain.values()}
