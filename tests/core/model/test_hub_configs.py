@@ -2,7 +2,7 @@
 
 hub_configs.json has the config.json of each repository, with all keys that models of its family
 have there, as its card and files list them (2026-11-27). Counts are without the layers that predict
-further tokens, as the text model has none.
+further tokens, which the text model leaves out.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.worker.checkpoint.folders import random_weights, same
 from tests.worker.checkpoint.test_latent_models import KIMI
 
 BLOCK = (5, 4)
-"""Sizes of the model are no multiples of it, as DeepSeek-V3's 576 rows are none of 128."""
+"""Sizes of the model are not multiples of it, like the 576 rows of DeepSeek-V3 of 128."""
 CONFIG: dict[str, Any] = {
     **KIMI,
     "num_nextn_predict_layers": 0,
