@@ -32,6 +32,10 @@ class Checkpoint(Section):
     """Engine nxd: write in the background; a checkpoint is finished when the next one begins, or at
     the end.
     """
+    format: Annotated[Literal["native", "dcp"], ADDED_LATER] = "native"
+    """Engine native with parallel.shard: full: smtrain's own files, or the folders of
+    torch.distributed.checkpoint that accelerate's FSDP reads (dcp).
+    """
     resume: bool = True
     """Resume from the newest complete checkpoint of this run, if there is one."""
     verify: Annotated[Literal["full", "size"], ADDED_LATER] = "full"

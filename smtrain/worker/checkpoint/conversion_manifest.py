@@ -9,6 +9,7 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.conversion_plan import FORMAT, MANIFEST, VERSION
+from smtrain.worker.checkpoint.manifest import FORMAT as CHECKPOINT
 from smtrain.worker.checkpoint.staging import JOURNAL, is_unfinished
 from smtrain.worker.checkpoint.storage import Place, read_json, strange
 
@@ -32,6 +33,8 @@ def read_manifest(location: Place) -> dict[str, Any]:
     manifest = read_json(location, MANIFEST, ", or convert the model again")
     if "format" not in manifest:  # another program's
         return {}
+    if manifest["format"] == CHECKPOINT and manifest.get("storage") == "dcp":
+        return {}  # a run's checkpoint, whose reader has checked its own manifest
     if manifest["format"] != FORMAT:
         raise CheckpointError(
             f"{location}/{MANIFEST} is not the manifest of converted weights; convert the model"

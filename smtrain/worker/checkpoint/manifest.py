@@ -3,6 +3,7 @@
     step_00000010/model/tp000_pp000.safetensors          weights in the training dtype, one file per (tp, pp)
     step_00000010/model/tp000_pp000_ep000.safetensors    with ep above 1: the experts of an expert-parallel rank
     step_00000010/optim/dp000_tp000_pp000.safetensors    optimizer state, one file per rank
+    step_00000010/pytorch_model_fsdp_0, optimizer_0      in place of them with checkpoint.format: dcp
     step_00000010/manifest.json                          written by rank 0 once all files of all hosts are written
 
 `core.protocol.checkpoints` has the rule of a complete checkpoint; `verifying.py` checks the bytes.
@@ -17,7 +18,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.core.digests import DIGEST, digest_of, with_digest
 from smtrain.core.errors import CheckpointError, first_line
@@ -78,6 +79,8 @@ class Manifest:
     """
     loss_scale: dict[str, float] | None = None
     """In fp16, for the next step: `scale`, `good_steps` in a row, and steps `skipped` so far."""
+    storage: Literal["dcp"] | None = None
+    """`dcp` if the files are folders of torch.distributed.checkpoint, with all weights in fp32."""
 
     @property
     def layout(self) -> Layout:
@@ -133,7 +136,7 @@ class Manifest:
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         # A version that does not know a key refuses it (`cls(**data)` in `parse`), so keys that are
         # not used are left out.
-        for key in ("adapter", "cut", "loss_scale"):
+        for key in ("adapter", "cut", "loss_scale", "storage"):
             if content[key] is None:
                 del content[key]
         return json.dumps(with_digest(content), indent=1) + "\n"
@@ -234,6 +237,7 @@ class Manifest:
             "adapter": self.adapter is None or is_described(self.adapter),
             "cut": self.cut is None or _is_cut(self.cut),
             "loss_scale": self.loss_scale is None or is_loss_scale(self.loss_scale),
+            "storage": self.storage in (None, "dcp"),
         }
         return next((name for name, right in valid.items() if not right), None)
 

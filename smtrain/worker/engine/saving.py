@@ -57,6 +57,16 @@ class SavedContents(Protocol):
         """The manifest without its files."""
         ...
 
+    def write(
+        self, path: Path, manifest: Manifest, files: Files, read_back: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Write the complete tensors of `files` into a checkpoint's folder, in a thread.
+
+        Returns the manifest's entry of each file that this rank wrote. Raises OSError as the disk
+        does, and `LostBytesError` with the file's name if it has other bytes.
+        """
+        ...
+
 
 class _Writing(threading.Thread):
     """Writes one rank's files of a checkpoint.
@@ -65,26 +75,28 @@ class _Writing(threading.Thread):
     """
 
     def __init__(
-        self, path: Path, root: str, complete_files: Callable[[], Files], read_back: bool
+        self,
+        path: Path,
+        contents: SavedContents,
+        manifest: Manifest,
+        complete_files: Callable[[], Files],
+        read_back: bool,
     ) -> None:
         """`complete_files` waits until the tensors have their values."""
         super().__init__(name=f"save {path.name}", daemon=True)
-        self._path, self._root, self._complete_files = path, root, complete_files
-        self._read_back = read_back
+        self._path, self._contents, self._manifest = path, contents, manifest
+        self._complete_files, self._read_back = complete_files, read_back
         self.files: dict[str, dict[str, Any]] = {}
         self.fault: str | None = None
 
     def run(self) -> None:
         try:
-            for name, tensors in self._complete_files().items():
-                path = self._path / self._root / name
-                self.files[f"{self._root}{name}"] = write_safetensors(
-                    path, tensors, self._read_back
-                )
-        except LostBytesError:
+            self.files = self._contents.write(
+                self._path, self._manifest, self._complete_files(), self._read_back
+            )
+        except LostBytesError as error:
             self.fault = (
-                f"{self._root}{name} is not on the disk as it was written; check the disk"
-                f" ({self._path})"
+                f"{error} is not on the disk as it was written; check the disk ({self._path})"
             )
         except OSError as error:
             self.fault = (
@@ -94,6 +106,20 @@ class _Writing(threading.Thread):
         # An exception of a thread is lost; `Saver.end` reports the fault on every rank.
         except Exception as error:
             self.fault = f"{type(error).__name__}: {error}"
+
+
+def write_native(
+    path: Path, manifest: Manifest, files: Files, read_back: bool
+) -> dict[str, dict[str, Any]]:
+    """Write safetensors files of the native format; see `SavedContents.write`."""
+    entries = {}
+    for file, tensors in files.items():
+        name = f"{manifest.root}{file}"
+        try:
+            entries[name] = write_safetensors(path / name, tensors, read_back)
+        except LostBytesError:
+            raise LostBytesError(name) from None
+    return entries
 
 
 class Saver:
@@ -148,8 +174,9 @@ class Saver:
             complete_files = self._copying.wait
         else:
             complete_files = partial(_on_host, files)
-        writing = _Writing(path, root, complete_files, read_back)
-        self._unfinished_save = writing, path, self._contents.manifest(step, state, root)
+        manifest = self._contents.manifest(step, state, root)
+        writing = _Writing(path, self._contents, manifest, complete_files, read_back)
+        self._unfinished_save = writing, path, manifest
         writing.start()
 
     def finish_before_change(self) -> None:

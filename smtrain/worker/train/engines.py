@@ -146,5 +146,12 @@ def build(
     from smtrain.worker.engine.native import NativeEngine
 
     return NativeEngine(
-        model_config, options, optimizer, weights, seed, lora, config.train.preference
+        model_config,
+        options,
+        optimizer,
+        weights,
+        seed,
+        lora,
+        config.train.preference,
+        config.checkpoint.format,
     )

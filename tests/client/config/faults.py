@@ -664,6 +664,7 @@ TRAIN = (
         for change, says in (
             ({"train.compile": True}, "train.compile: engine nxd's steps are"),
             ({"parallel.shard": "full"}, "parallel.shard: engine nxd divides only"),
+            ({"checkpoint.format": "dcp"}, "checkpoint.format: engine nxd writes"),
             ({"train.deterministic": False}, "train.deterministic: engine nxd's graphs"),
             ({"train.profile": {}}, "train.profile: engine nxd's steps"),
             (
@@ -718,6 +719,19 @@ TRAIN = (
         },
         "parallel.shard: full does not cut a base in 4 bits",
         "set it to optimizer",
+    ),
+    case(
+        "local",
+        {"checkpoint.format": "dcp"},
+        "checkpoint.format: dcp is written by the processes that share all weights",
+        ("set parallel.shard to full", {"parallel.shard": "full"}),
+        ("leave checkpoint.format out", {"checkpoint.format": OUT}),
+    ),
+    case(
+        "local",
+        {"checkpoint.format": "dcp", "parallel.shard": "full", "train.adapter": {}},
+        "checkpoint.format: adapters are saved in smtrain's own format",
+        "leave it out",
     ),
     case(
         "local",

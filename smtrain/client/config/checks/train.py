@@ -231,16 +231,29 @@ def _micro_batches(config: JobConfig) -> int:
     return config.train.global_batch_size // max(1, config.dp * config.parallel.micro_batch_size)
 
 
-NATIVE = tuple(
-    Rule(f"{key} train.engine", is_requested, f"{key}: only engine nxd does this; leave it out")
-    for key, is_requested in {
-        "parallel.zero1": lambda c: not c.parallel.zero1,
-        "parallel.virtual_stages": lambda c: c.parallel.virtual_stages > 1,
-        "train.stochastic_rounding": lambda c: c.train.stochastic_rounding,
-        "compute.compile_ahead": lambda c: c.compute.compile_ahead,
-        "checkpoint.form": lambda c: c.checkpoint.form != "pt",
-        "checkpoint.asynchronous": lambda c: c.checkpoint.asynchronous,
-    }.items()
+NATIVE = (
+    *(
+        Rule(f"{key} train.engine", is_requested, f"{key}: only engine nxd does this; leave it out")
+        for key, is_requested in {
+            "parallel.zero1": lambda c: not c.parallel.zero1,
+            "parallel.virtual_stages": lambda c: c.parallel.virtual_stages > 1,
+            "train.stochastic_rounding": lambda c: c.train.stochastic_rounding,
+            "compute.compile_ahead": lambda c: c.compute.compile_ahead,
+            "checkpoint.form": lambda c: c.checkpoint.form != "pt",
+            "checkpoint.asynchronous": lambda c: c.checkpoint.asynchronous,
+        }.items()
+    ),
+    Rule(
+        "checkpoint.format parallel.shard",
+        lambda c: c.checkpoint.format == "dcp" and c.parallel.shard != "full",
+        "checkpoint.format: dcp is written by the processes that share all weights; set"
+        " parallel.shard to full, or leave checkpoint.format out",
+    ),
+    Rule(
+        "checkpoint.format train.adapter",
+        lambda c: c.checkpoint.format == "dcp" and c.train.adapter,
+        "checkpoint.format: adapters are saved in smtrain's own format; leave it out",
+    ),
 )
 
 NXD = (
@@ -258,6 +271,11 @@ NXD = (
         "parallel.cp train.engine",
         lambda c: c.parallel.cp > 1,
         "parallel.cp: only engine native cuts sequences over processes; leave it out",
+    ),
+    Rule(
+        "checkpoint.format train.engine",
+        lambda c: c.checkpoint.format != "native",
+        "checkpoint.format: engine nxd writes neuronx-distributed's; leave it out",
     ),
     Rule(
         "parallel.shard train.engine",

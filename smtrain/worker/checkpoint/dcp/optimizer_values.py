@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.checkpoint.training_state import TrainingState
 
 Path = tuple[str | int, ...]
 """The keys that lead to a value in the nested dict that was saved; joined by dots, the stored key."""
 
 
-def group(state: TrainingState, location: object, decays: bool) -> dict[str, Any]:
+class Progress(Protocol):
+    """The place of a training loop."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def loop(self) -> dict[str, Any]:
+        """The loop's own state, `Manifest.state`."""
+        ...
+
+
+def group(state: Progress, location: object, decays: bool) -> dict[str, Any]:
     """An entry of torch's param_groups without its parameters, after `state.step` steps.
 
     Keys are those of torch.optim.AdamW (2.13) and `initial_lr`, which its schedulers add. Raises
@@ -60,9 +71,7 @@ def group(state: TrainingState, location: object, decays: bool) -> dict[str, Any
     }
 
 
-def titan_values(
-    state: TrainingState, location: object, parameters: dict[str, int]
-) -> dict[Path, Any]:
+def titan_values(state: Progress, location: object, parameters: dict[str, int]) -> dict[Path, Any]:
     """All values of torchtitan except the data loader's; `parameters` maps torchtitan's names to
     numbers of dimensions.
     """
@@ -81,7 +90,7 @@ def titan_values(
 
 
 def accelerate_values(
-    state: TrainingState, location: object, parameters: dict[str, int]
+    state: Progress, location: object, parameters: dict[str, int]
 ) -> dict[Path, Any]:
     """The param_groups of accelerate: parameters with weight decay, and those without."""
     out: dict[Path, Any] = {}

@@ -53,7 +53,7 @@ def cut_for(
     """Whether each rank of a (tp, pp, dp) mesh, with these cuts between stages, has its part in its
     own file.
     """
-    if manifest.topology != topology_of(mesh, ep):
+    if manifest.storage is not None or manifest.topology != topology_of(mesh, ep):
         return False
     return manifest.cut == cut_of(uneven(manifest.shape.layers, mesh[1], cuts) if cuts else ())
 

@@ -26,6 +26,7 @@ from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.manifest import NAME, Manifest, fault_at
+from smtrain.worker.checkpoint.native.dcp_files import DcpFiles
 from smtrain.worker.checkpoint.native.files import EXPERTS, model_file, optimizer_file
 from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_text
@@ -61,6 +62,10 @@ class _Files:
         self.layout = self.manifest.layout
         self.dtype = BY_PRECISION[self.manifest.precision]
         self._open: dict[str, dict[str, Slab]] = {}
+        self.dcp: DcpFiles | None = None
+        """The files, if they are folders of torch.distributed.checkpoint."""
+        if self.manifest.storage == "dcp":
+            self.dcp = DcpFiles(self.place, self.manifest)
 
     def slab(self, file: str, name: str) -> Slab:
         path = f"{self.manifest.root}{file}"
@@ -83,6 +88,8 @@ class _Files:
 
     def weights(self, name: str, window: Window | None = None) -> Bits:
         """Read a window of a parameter from the model files."""
+        if self.dcp is not None:
+            return self.dcp.weights(name, window, self.dtype_of(name))
         pp = self.layout.stages(name)[0]
 
         def local(ep: int | None, tp: int, part: Window) -> Bits:
@@ -191,6 +198,9 @@ class NativeSource(WeightSource):
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         files = self._files
+        if files.dcp is not None:
+            files.dcp.check(name, tally)
+            return
         folder = files.place.path()
         spec, ranks = files.layout.spec(name), files.layout.expert_ranks(name)
         experts = ranks if files.layout.ep > 1 and spec.of_experts else (None,)
@@ -346,11 +356,15 @@ class StateReader:
         if not isinstance(source, NativeSource):
             return None
         root = source.manifest.root
-        has_state = any(file.startswith(f"{root}optim/") for file in source.manifest.files)
+        has_state = source.manifest.storage == "dcp" or any(
+            file.startswith(f"{root}optim/") for file in source.manifest.files
+        )
         return StateReader(source.location) if has_state else None
 
     def window(self, kind: Kind, name: str, window: Window | None = None) -> Bits:
         """Read a window of a parameter's state, in fp32; default: all of it."""
+        if self._files.dcp is not None:
+            return self._files.dcp.state(kind, name, window)
         if kind == "master" and self.manifest.precision == "fp32":
             return self._files.weights(name, window)
         layout, pp = self._files.layout, self._files.layout.stages(name)[0]

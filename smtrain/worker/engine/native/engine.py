@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -56,8 +56,9 @@ class NativeEngine:
     `config` is the model's config.json, `weights` the source of its values, None a random start
     from `seed`, the same on every mesh. With `lora` the model is frozen and only adapters
     are trained, initialised from `seed`; checkpoints hold only the adapters. `preference` makes
-    steps and evaluations those on pairs. Raises `ConfigError` if the mesh does not fit the job or
-    the model, `CheckpointError` on every rank if the weights do not fit.
+    steps and evaluations those on pairs. `checkpoint_format` dcp needs full sharding.
+    Raises `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on every
+    rank if the weights do not fit.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class NativeEngine:
         seed: int,
         lora: Lora | None = None,
         preference: DpoSection | None = None,
+        checkpoint_format: Literal["native", "dcp"] = "native",
     ) -> None:
         self.device = comm.current_device()
         self.steps_ahead = 0 if self.device.type == "cpu" else 1
@@ -120,9 +122,13 @@ class NativeEngine:
         self._to_compile = options.compile
         self._numbers: Numbers | None = None
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
-        self._saver = Saver(
-            self.mesh, persist.StageContents(self), lambda: self.require_owner(), self.device.type
-        )
+        contents = persist.StageContents(self)
+        if checkpoint_format == "dcp":
+            # Here, because torch.distributed.checkpoint takes a while to import.
+            from smtrain.worker.engine.native.dcp_save import DcpContents
+
+            contents = DcpContents(self)
+        self._saver = Saver(self.mesh, contents, lambda: self.require_owner(), self.device.type)
 
     def step(
         self,

@@ -27,7 +27,7 @@ from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.engine.host_copies import Files
 from smtrain.worker.engine.native.full_shard import FlatPart, FullShard
 from smtrain.worker.engine.native.zero1 import OptimizerShard
-from smtrain.worker.engine.saving import fill_from
+from smtrain.worker.engine.saving import fill_from, write_native
 
 if TYPE_CHECKING:
     from smtrain.worker.engine.native.engine import NativeEngine
@@ -102,6 +102,11 @@ class StageContents:
                 None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state()
             ),
         )
+
+    def write(
+        self, path: Path, manifest: Manifest, files: Files, read_back: bool
+    ) -> dict[str, dict[str, Any]]:
+        return write_native(path, manifest, files, read_back)
 
 
 def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.nxd.names import factor_of
-from smtrain.worker.engine.saving import fill_from
+from smtrain.worker.engine.host_copies import Files
+from smtrain.worker.engine.saving import fill_from, write_native
 
 if TYPE_CHECKING:
     from smtrain.worker.engine.nxd.engine import NxdEngine
@@ -44,8 +45,8 @@ class AdapterState:
     def finite(self) -> bool:
         return self._engine.adamw.all_finite()
 
-    def files(self) -> dict[str, dict[str, torch.Tensor]]:
-        engine, out = self._engine, {}
+    def files(self) -> Files:
+        engine, out = self._engine, Files()
         factors = {name: p.detach().to("cpu", copy=True) for name, p, _ in self._parts()}
         moments = {kind: self._moments(kind) for kind in _MOMENTS}
         for stage in self._stages:
@@ -90,6 +91,11 @@ class AdapterState:
             adapter=lora_settings(self._lora),
             cut=cut or None,
         )
+
+    def write(
+        self, path: Path, manifest: Manifest, files: Files, read_back: bool
+    ) -> dict[str, dict[str, Any]]:
+        return write_native(path, manifest, files, read_back)
 
     @torch.no_grad()
     def load(self, checkpoint: Path) -> dict[str, Any]:
