@@ -121,9 +121,11 @@ def test_a_kill_at_any_moment_loses_at_most_that_checkpoint(tmp_path: Path) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize("text", ["111", "122 m2"])
-def test_accelerate_loads_the_checkpoint_of_a_run(text: str, four: World, tmp_path: Path) -> None:
+def test_accelerate_loads_the_checkpoint_of_a_run(
+    text: str, four: World, solo: World, tmp_path: Path
+) -> None:
     config = {**CONFIGS["llama-tied-509"], "tie_word_embeddings": text == "111"}
-    world = four if text != "111" else World(1)
+    world = four if text != "111" else solo
     options = replace(mesh(text), shard="full")
     world.run(dcp_runs.train_and_save, config, options, tmp_path, 2, 2)
     checkpoint = tmp_path / "step_00000002"

@@ -14,6 +14,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dcp.reader import DcpSource
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FLOATS, FP32, Bits
+from smtrain.worker.checkpoint.huggingface.expert_tensors import split_experts
 from smtrain.worker.checkpoint.sources import WeightSource, precisions_of
 from smtrain.worker.checkpoint.stored_names import plain_names
 from smtrain.worker.checkpoint.tensor_ranges import Slab
@@ -43,7 +44,11 @@ class DcpState:
             )
         names = self._plain({name for name, _ in slabs})
         for (name, kind), slab in slabs.items():
-            self._slabs[names[name], kind] = slab
+            if kind == "step":
+                self._slabs[names[name], kind] = slab
+                continue
+            for part, part_slab in self._experts({names[name]: slab}).items():
+                self._slabs[part, kind] = part_slab
         for spec in self._shape.specs:
             for kind in _MOMENTS:
                 moment = self._slabs.get((spec.name, kind))
@@ -112,6 +117,9 @@ class DcpState:
                 parts = self._source.titan_slabs(name, slab, self._shape)
             out |= {(part, kind): part_slab for part, part_slab in parts.items()}
         return out
+
+    def _experts(self, slabs: dict[str, Slab]) -> dict[str, Slab]:
+        return slabs if self._shape.experts is None else split_experts(slabs, self._shape)
 
     def _plain(self, names: set[str]) -> dict[str, str]:
         if self._source.is_titan:

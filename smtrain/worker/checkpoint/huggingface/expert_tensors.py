@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 
 import numpy as np
 
@@ -149,6 +150,59 @@ def join_mxfp4_pairs(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
     return out
 
 
+@dataclass(frozen=True)
+class ExpertRows(Slab):
+    """Rows of one expert in a tensor of all experts, which may lie in several chunks."""
+
+    stack: Slab | None = None
+    """[experts, rows, columns]."""
+    expert: int = 0
+    first_row: int = 0
+
+    @classmethod
+    def of(cls, stack: Slab, at: int, shape: tuple[int, int]) -> Slab:
+        """The part of `shape` from the number `at` of the stack on."""
+        _, rows, columns = stack.shape
+        if type(stack) is Slab:
+            offset = stack.offset + at * stack.dtype.itemsize
+            # A crc32 is of the whole stack and cannot check one expert.
+            return replace(stack, offset=offset, shape=shape, strides=contiguous(shape), crc32=None)
+        expert, number = divmod(at, rows * columns)
+        return cls(
+            stack.place,
+            stack.file,
+            stack.offset,
+            stack.dtype,
+            shape,
+            contiguous(shape),
+            None,
+            stack,
+            expert,
+            number // columns,
+        )
+
+    def bits(self, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        """Read the part within `bounds`."""
+        assert self.stack is not None
+        (start, stop), columns = bounds
+        rows = start + self.first_row, stop + self.first_row
+        window: Bits = self.stack.bits([(self.expert, self.expert + 1), rows, columns])[0]
+        return window
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        """`Slab.check` of the whole stack, by its first part only."""
+        assert self.stack is not None
+        if (self.expert, self.first_row) == (0, 0):
+            self.stack.check(name)
+
+    def check_or_hash(self, name: str) -> int | None:
+        """`Slab.check_or_hash` of the whole stack, by its first part only."""
+        assert self.stack is not None
+        if (self.expert, self.first_row) == (0, 0):
+            return self.stack.check_or_hash(name)
+        return None
+
+
 def split_experts(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Slab]:
     """The tensors of all experts of a layer, which a state dict of transformers 5 has, as those of
     each expert.
@@ -161,14 +215,8 @@ def split_experts(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Sla
             parts = shape.file_parts(name, slab.shape)
         elif name.endswith(ROUTER_PARTS):
             parts = {shape.file_name(name): slab.shape}
-        at = slab.offset
+        at = 0
         for part, size in parts.items():
-            # A crc32 is of the whole stack and cannot check one expert.
-            is_single = len(parts) == 1
-            out[part] = (
-                slab
-                if is_single
-                else replace(slab, offset=at, shape=size, strides=contiguous(size), crc32=None)
-            )
-            at += out[part].size
+            out[part] = slab if len(parts) == 1 else ExpertRows.of(slab, at, size)
+            at += prod(size)
     return out
