@@ -44,8 +44,8 @@ def needs_full_shard(config: JobConfig) -> bool:
     zero1 = replace(work_of(config, shape)[0], shards_fully=False)
     if [*mesh_faults(zero1, machine, mesh)]:
         return False
-    whole, part = (
+    zero1_bytes, full_bytes = (
         worst_core(work, machine, mesh)[1].total
         for work in (zero1, replace(zero1, shards_fully=True))
     )
-    return part <= machine.core_bytes < whole
+    return full_bytes <= machine.core_bytes < zero1_bytes

@@ -337,9 +337,9 @@ def remarks(config: Mapping[str, Any], seq_len: int | None) -> list[str]:
             f" trained, and {export}"
         )
     if names := unknown_keys(text_part(config), normal.shape.rules):
-        more = f" and {len(names) - 4} more keys" if len(names) > 4 else ""
+        rest = f" and {len(names) - 4} more keys" if len(names) > 4 else ""
         out.append(
-            f"config.json has {', '.join(names[:4])}{more}, which smtrain and transformers ignore"
+            f"config.json has {', '.join(names[:4])}{rest}, which smtrain and transformers ignore"
             f" in {with_article(normal.shape.family)} model: if the model's original code reads it,"
             " results differ"
         )

@@ -68,8 +68,8 @@ def refused_key(config: Mapping[str, Any], family: Family) -> str | None:
     """The sentence for a key that changes the numbers of other models, if config.json has one that
     this family does not read.
     """
-    unread = {*_CHANGES_NUMBERS} - read_keys(family)
-    key = next((key for key in config if key in unread and not _is_neutral(config[key])), None)
+    other_keys = {*_CHANGES_NUMBERS} - read_keys(family)
+    key = next((key for key in config if key in other_keys and not _is_neutral(config[key])), None)
     if key is None:
         return None
     return (
@@ -90,7 +90,7 @@ def unknown_keys(config: Mapping[str, Any], family: Family) -> list[str]:
 def _is_neutral(value: Any) -> bool:
     """Whether a setting changes nothing: off, or times one."""
     if isinstance(value, list):
-        return all(each == 1 and each is not True for each in value)
+        return all(factor == 1 and factor is not True for factor in value)
     return (
         value is None
         or value is False

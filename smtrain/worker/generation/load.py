@@ -227,8 +227,8 @@ def _by_our_names(source: HFSource, config: Any) -> Any:
             parts = [*shape.file_parts(module_name, tuple(tensor.shape))]
             if names.issuperset(parts):
                 pieces = [source.read(part) for part in parts]
-                whole = pieces[0] if len(pieces) == 1 else torch.cat([*map(torch.flatten, pieces)])
-                tensor.copy_(whole.view(tensor.shape))
+                values = pieces[0] if len(pieces) == 1 else torch.cat([*map(torch.flatten, pieces)])
+                tensor.copy_(values.view(tensor.shape))
     model.tie_weights()
     return model
 

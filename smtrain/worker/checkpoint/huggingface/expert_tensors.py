@@ -160,7 +160,7 @@ class ExpertRows(Slab):
     first_row: int = 0
 
     @classmethod
-    def of(cls, stack: Slab, at: int, shape: tuple[int, int]) -> Slab:
+    def of(cls, stack: Slab, at: int, shape: tuple[int, ...]) -> Slab:
         """The part of `shape` from the number `at` of the stack on."""
         _, rows, columns = stack.shape
         if type(stack) is Slab:

@@ -45,7 +45,7 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
-_WIDENED: dict[type[Slab], str] = {
+_FORMAT_NAMES: dict[type[Slab], str] = {
     Mxfp4: "mxfp4",
     Bnb4bit: "bitsandbytes' 4 bits",
     Fp8Blocks: "fp8",
@@ -146,9 +146,9 @@ class HFSource(WeightSource):
         if experts is not None:
             slabs = split_experts(join_mxfp4_pairs(slabs), self._shape)
         self.widened = {
-            name: _WIDENED[type(slab)]
+            name: _FORMAT_NAMES[type(slab)]
             for name, slab in sorted(slabs.items())
-            if type(slab) in _WIDENED
+            if type(slab) in _FORMAT_NAMES
         }
         """The parameters that are stored in 4 or 8 bits, and read as the numbers that they stand
         for, with their formats.

@@ -28,7 +28,7 @@ class Chunk:
     offsets: tuple[int, ...]
     """Its first element along every dimension of the whole tensor."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """The whole tensor's."""
 
     @property
     def key(self) -> str:

@@ -1,9 +1,9 @@
 """Checkpoints of fully sharded runs as folders of torch.distributed.checkpoint (DCP).
 
 The two folders have the names and keys of accelerate's FSDP and transformers' Trainer, so both read
-them while the run goes on. Each rank writes the rows that it has, in fp32, without gathering them.
+them during the run. Each rank writes the rows that it has, in fp32, without gathering them.
 `torch.distributed.checkpoint.save` plans and writes in the thread of the save, with a group of its
-own: that is the second half of `async_save`, whose first half would copy in the training's thread.
+own, the second half of `async_save`, whose first half would copy in the training's thread.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class DcpContents(StageContents):
                     raise failure[0] from None
                 # The rank that failed tells why.
                 return {}
-            written = [*(path / name).glob(own_files)]
-            written += [path / name / METADATA] if self._engine.rank == 0 else []
-            for file in written:
+            paths = [*(path / name).glob(own_files)]
+            paths += [path / name / METADATA] if self._engine.rank == 0 else []
+            for file in paths:
                 entries[f"{name}/{file.name}"] = _entry(file, read_back)
         return entries
 
@@ -159,14 +159,14 @@ class _Writer(FileSystemWriter):
             metadata.planner_data[alias] = path
             results = [
                 [
-                    *written,
+                    *rank_results,
                     *(
                         replace(result, index=MetadataIndex(alias, result.index.offset))
-                        for result in written
+                        for result in rank_results
                         if result.index.fqn == key
                     ),
                 ]
-                for written in results
+                for rank_results in results
             ]
         super().finish(metadata, results)
 
@@ -211,6 +211,6 @@ def _entry(file: Path, read_back: bool) -> dict[str, Any]:
     in memory.
     """
     if read_back and hasattr(os, "posix_fadvise"):
-        with open(file, "rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with open(file, "rb") as data:
+            os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return {"size": file.stat().st_size, **sums_of(file, "sha256", "crc32")}

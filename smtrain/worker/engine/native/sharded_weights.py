@@ -142,7 +142,7 @@ def shard_fully(
             module.set_gradient_divide_factor(1.0)
             # Else NCCL multiplies before it adds, and gloo has no such sum.
             module.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(stage, "gathered")
+    register_fsdp_forward_method(stage, "run_gathered")
     return {name: getattr(module, key) for name, (module, key) in places.items()}
 
 

@@ -670,9 +670,9 @@ class Stage(nn.Module):
         # Sequence parallelism cuts hidden states between stages; token ids always have whole rows.
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
-        return self.gathered(x, lambda x: self._run_layers(x, positions, rotary, masks))
+        return self.run_gathered(x, lambda x: self._run_layers(x, positions, rotary, masks))
 
-    def gathered(
+    def run_gathered(
         self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """`run` of `x`; with full sharding FSDP2 gathers embedding, norm and output matrix before

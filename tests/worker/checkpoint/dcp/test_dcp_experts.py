@@ -18,6 +18,7 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dcp.state import DcpState
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.targets import HuggingFace, Native
+from smtrain.worker.checkpoint.training_state import Kind
 from smtrain.worker.engine.native.dcp_planner import Chunk, ChunkPlanner
 from tests.worker.checkpoint.folders import LLAMA, random_weights, same, weights_of
 
@@ -67,7 +68,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder of accelerate's layout, with the cut between its two chunks after that expert."""
     shape = ModelShape.from_config(CONFIG)
     weights, out = random_weights(CONFIG), tmp_path / "from"
-    model = {("model", name): tensor for name, tensor in stacked(weights).items()}
+    model: dict[tuple[str, ...], torch.Tensor] = {
+        ("model", name): tensor for name, tensor in stacked(weights).items()
+    }
     write(out / "pytorch_model_fsdp_0", model, request.param)
     state: dict[tuple[str, ...], torch.Tensor] = {}
     for kind, factor in (("exp_avg", 2.0), ("exp_avg_sq", 3.0)):
@@ -90,7 +93,8 @@ def test_stacks_in_chunks_are_read_as_single_experts(folder: Path, tmp_path: Pat
         window = tuple((n // 3, n) for n in tensor.shape)
         area = tuple(slice(*span) for span in window)
         assert torch.equal(source.window(name, window), tensor[area])
-        for kind, factor in (("exp_avg", 2.0), ("exp_avg_sq", 3.0)):
+        factors: dict[Kind, float] = {"exp_avg": 2.0, "exp_avg_sq": 3.0}
+        for kind, factor in factors.items():
             numbers = torch.from_numpy(state.window(kind, name, window).view("<f4").copy())
             assert torch.equal(numbers, tensor[area] * factor)
     for target in (HuggingFace(), Native()):
