@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from smtrain.core.model.blocks import keeps_fp32
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.sources import WeightSource
 
@@ -42,9 +43,14 @@ GPT2: dict[str, Any] = {
 def random_weights(
     config: dict[str, Any], dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
+    """Values of all parameters of a model, of those types that its files have in a precision."""
     generator = torch.Generator().manual_seed(0)
-    specs = ModelShape.from_config(config).specs
-    return {spec.name: torch.randn(spec.shape, generator=generator).to(dtype) for spec in specs}
+    return {
+        spec.name: torch.randn(spec.shape, generator=generator).to(
+            torch.float32 if keeps_fp32(spec.name) else dtype
+        )
+        for spec in ModelShape.from_config(config).specs
+    }
 
 
 def hf_folder(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Path:
