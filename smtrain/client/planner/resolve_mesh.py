@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Recompute, Work
 from smtrain.client.planner.resolve_shard import (
     can_shard_fully,
     needs_division,
@@ -173,15 +174,24 @@ def _fastest(config: JobConfig) -> Candidate | None:
 def _fastest_sharded(config: JobConfig) -> Candidate | None:
     """`_fastest` of a config whose parallel.shard is decided."""
     work, recompute = work_of(config, shape_of(config))
-    candidates = search(work, [Machine.of_config(config)], recompute=recompute)
     return next(
         (
             candidate
-            for candidate in candidates
+            for candidate in _candidates(work, Machine.of_config(config), recompute)
             if is_accepted(config, candidate.machine, candidate.mesh)
         ),
         None,
     )
+
+
+@lru_cache(maxsize=1024)
+def _candidates(
+    work: Work, machine: Machine, recompute: tuple[Recompute, ...]
+) -> tuple[Candidate, ...]:
+    """`search` on one machine, once for equal arguments: a config that differs in nothing that
+    decides the mesh is loaded again in most calls of the API.
+    """
+    return tuple(search(work, [machine], recompute=recompute))
 
 
 def is_accepted(
