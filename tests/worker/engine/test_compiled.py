@@ -56,6 +56,17 @@ def test_layers_share_a_graph_and_no_step_makes_another(
 
 
 @pytest.mark.full
+def test_latent_attention_is_one_graph(solo: World) -> None:
+    """Without experts, which are never compiled."""
+    config = {**CONFIGS["deepseek_v3"], "first_k_dense_replace": 3}
+    plain = solo.run(packed.train, config, mesh("111"), 3)[0]
+    ((numbers, graphs),) = solo.run(compiled.train, config, mesh("111"), "packed")
+    assert numbers == plain
+    assert of_layers(graphs[0]) == BOTH
+    assert not any(graphs[1:])
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("layers", [2, 8])
 def test_more_layers_are_no_more_graphs(layers: int, solo: World) -> None:
     config = {**CONFIGS["llama"], "num_hidden_layers": layers}
