@@ -81,6 +81,8 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
             code="config.combination",
         )
     # Before the steps: `train.tokens` needs the length and the batch that are chosen here.
+    if "shard" not in config.parallel.model_fields_set:
+        config = with_shard(config, "auto")  # a config that was decided for other machines
     config = _with_decided_shard(_sizes(config, auto=auto))
     if config.train.tokens is None:
         return config

@@ -42,8 +42,9 @@ def planned(
 
 
 def test_8b_does_not_fit_whole_and_fits_with_lora() -> None:
-    whole, adapted = planned(None), planned({})
+    whole, adapted = (planned(given, shard="optimizer") for given in (None, {}))
     assert not whole.fits
+    assert planned(None).fits, "with full sharding, which parallel.shard: auto takes"
     assert (
         f"or train.adapter: LoRA of rank 16 needs {adapted.memory_gib['total']:.1f} GiB"
         in whole.faults[0]
@@ -104,7 +105,7 @@ def test_adapters_of_experts_are_counted_and_divided() -> None:
 
 def test_a_mesh_that_nobody_chose_says_so_too() -> None:
     sections: dict[str, Any] = {
-        "model": {"path": "s3://bucket/Llama-3.1-70B"},
+        "model": {"path": "s3://bucket/Llama-3.1-405B"},
         "data": {"path": "s3://bucket/text"},
         "output": {"s3_uri": "s3://bucket/out"},
         "compute": {"instance_type": "ml.trn2.48xlarge"},
