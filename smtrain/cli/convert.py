@@ -49,7 +49,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @app.command(
     groups={
         "What is written": "--to --format --dtype --max-shard-size --overwrite",
-        "How it is cut": "--tp --pp --cuts --qkv --kv-multiplier --kv-order",
+        "How it is cut": "--tp --pp --ep --cuts --qkv --kv-multiplier --kv-order",
         "What is read": "--config --merge-adapter --merge-base --masters --reordered-qkv",
         "Megatron and NeMo": (
             "--spec --vpp --first-stage-layers --last-stage-layers --layers-per-stage "

@@ -210,6 +210,7 @@ SURFACE = {
             "--to",
             "--tp",
             "--pp",
+            "--ep",
             "--cuts",
             "--format",
             "--form",

@@ -52,6 +52,12 @@ print(os.environ["SMTRAIN_WORD"], "AWAY" in os.environ, sys.argv[1:], "warm" in 
 """
 
 
+def copies_kept() -> set[int]:
+    """The processes of warm Pythons that this process keeps."""
+    keeper = f"{shared_imports.KEEPER}={os.getpid()}".encode()
+    return {pid for pid in commands() if keeper in read(pid, "environ").split(b"\0")}
+
+
 def test_one_of_a_test_session_is_a_copy_that_serves_like_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +83,7 @@ def test_one_of_a_test_session_is_a_copy_that_serves_like_its_own(
         return started[-1]
 
     monkeypatch.setattr(WarmPython, "_start", start)
+    copies_before = copies_kept()  # of other tests in this process
     client = shared_imports.client()
     own = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
     python = WarmPython(own)
@@ -87,8 +94,7 @@ def test_one_of_a_test_session_is_a_copy_that_serves_like_its_own(
         assert copy.wait() == 0
     assert (tmp_path / "out").read_text() == "said False ['a'] False\n"
     assert python.value == f"{python.name} ready"
-    keeper = f"{shared_imports.KEEPER}={os.getpid()}".encode()
-    (pid,) = (pid for pid in commands() if keeper in read(pid, "environ").split(b"\0"))
+    (pid,) = copies_kept() - copies_before
     started[0].__exit__()  # as if the control plane had ended
     wait_for(lambda: not read(pid, "cmdline"), 10)
     other = {**own, "HF_HOME": str(tmp_path)}
