@@ -57,18 +57,26 @@ def sort_tiles(
     columns: dict[Spans, dict[tuple[int, int], TensorBlock]] = {}
     for block in blocks:
         columns.setdefault(block.spans[1:], {})[block.spans[0]] = block
-    # Each column of tiles must have all rows: sizes that only add up could hide a hole.
-    wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []
-    covers_rows = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(
-        columns
-    )
-    if not covers_rows or (len(shape) > 1 and not _covers(wide, shape[1])):
+    if not _is_grid({block.spans for block in blocks}, shape):
         raise CheckpointError(
             f"{location}: parts of {key} are missing; copy the .distcp files that were left"
             " behind.",
             code="checkpoint.damaged",
         )
     return [columns[spans][rows] for spans in sorted(columns) for rows in sorted(columns[spans])]
+
+
+def _is_grid(tiles: set[Spans], shape: tuple[int, ...]) -> bool:
+    """Whether tiles cover the shape in columns that have all rows: sizes that only add up could
+    hide a hole.
+    """
+    if not shape:
+        return bool(tiles)
+    columns: dict[Spans, list[tuple[int, int]]] = {}
+    for rows, *column in tiles:
+        columns.setdefault(tuple(column), []).append(rows)
+    has_all_rows = all(_covers(sorted(rows), shape[0]) for rows in columns.values())
+    return has_all_rows and _is_grid({*columns}, shape[1:])
 
 
 def _covers(spans: list[tuple[int, int]], size: int) -> bool:

@@ -16,8 +16,11 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from smtrain.core.model.layout import Shard
+from smtrain.core.model.shape import ModelShape
+from smtrain.worker.checkpoint.dcp.module_names import module_tensors
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import read_by, read_whole
+from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.checkpoint.verifying import verify
 from smtrain.worker.engine.native.dcp_save import place_rows
 from tests.worker.checkpoint.models import newest_complete
@@ -78,13 +81,10 @@ def assert_torch_reads(checkpoint: Path, state: dict[str, Any]) -> None:
         file = checkpoint.parent / f"{folder}.pt"
         dcp_to_torch_save(checkpoint / folder, file)
         content |= torch.load(file, weights_only=False)
-    entries = content["optimizer"]["state"]
-    assert {float(entry["step"]) for entry in entries.values()} == {2.0}
-    assert [g["weight_decay"] for g in content["optimizer"]["param_groups"]] == [0.1, 0.0]
-    for key, numbers in state.items():
-        kind, name = key.split(" ")
-        tensor = content["model"][name] if kind == "master" else entries[name][kind]
-        assert tensor.numpy().tobytes() == np.ascontiguousarray(numbers).tobytes(), key
+    optimizer = content["optimizer"]
+    assert [group["weight_decay"] for group in optimizer["param_groups"]] == [0.1, 0.0]
+    shape = ModelShape.from_config(Manifest.read(checkpoint).config)
+    assert_same({"model": content["model"], "state": optimizer["state"]}, shape, state)
 
 
 @pytest.mark.full  # the gate has the native format's, in test_persist.py
@@ -120,23 +120,50 @@ def test_a_kill_at_any_moment_loses_at_most_that_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("text", ["111", "122 m2"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("llama-tied-509", "111"), ("llama", "122 m2"), ("qwen3_moe", "212"), ("qwen3_moe", "114")],
+)
 def test_accelerate_loads_the_checkpoint_of_a_run(
-    text: str, four: World, solo: World, tmp_path: Path
+    name: str, text: str, four: World, solo: World, tmp_path: Path
 ) -> None:
-    config = {**CONFIGS["llama-tied-509"], "tie_word_embeddings": text == "111"}
+    config, options = CONFIGS[name], replace(mesh(text), shard="full")
     world = four if text != "111" else solo
-    options = replace(mesh(text), shard="full")
     world.run(dcp_runs.train_and_save, config, options, tmp_path, 2, 2)
     checkpoint = tmp_path / "step_00000002"
     state = whole_state(checkpoint)
     (checkpoint / "config.json").write_text(json.dumps(config))
-    numbers = dcp_runs.load_by_accelerate(checkpoint)
-    for key, values in state.items():
-        kind, name = key.split(" ")
-        tensor = numbers["model"][name] if kind == "master" else numbers["state"][name][kind]
-        assert tensor.numpy().tobytes() == np.ascontiguousarray(values).tobytes(), key
+    assert_same(dcp_runs.load_by_accelerate(checkpoint), ModelShape.from_config(config), state)
+
+
+def assert_same(numbers: dict[str, Any], shape: ModelShape, state: dict[str, Any]) -> None:
+    """Compare a state dict of transformers and AdamW's state with the state of our reader."""
     assert {float(entry["step"]) for entry in numbers["state"].values()} == {2.0}
+    for module in module_tensors(shape):
+        if module.is_buffer:
+            assert module.name not in numbers["state"]
+            continue
+        values = {"master": numbers["model"][module.name], **numbers["state"][module.name]}
+        for kind in KINDS:
+            whole = b"".join(
+                np.ascontiguousarray(state[f"{kind} {part}"]).tobytes() for part in module.parts
+            )
+            assert values[kind].contiguous().numpy().tobytes() == whole, (kind, module.name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CONFIGS)
+def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
+    config = CONFIGS[name]
+    state = cases.transformers_model(config).state_dict()
+    shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
+    modules = {
+        tensor.name: tensor.shape for tensor in module_tensors(ModelShape.from_config(config))
+    }
+    # A state dict also lists a tied head.
+    assert shapes.keys() - modules.keys() <= {"lm_head.weight", "embed_out.weight"}
+    assert modules.keys() <= shapes.keys()
+    assert all(shapes[key] == shape for key, shape in modules.items())
 
 
 def test_rows_are_placed_in_whole_tensors() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
@@ -50,7 +51,7 @@ class DcpState:
             for part, part_slab in self._experts({names[name]: slab}).items():
                 self._slabs[part, kind] = part_slab
         for spec in self._shape.specs:
-            for kind in _MOMENTS:
+            for kind in () if spec.role is Role.ROUTER_BIAS else _MOMENTS:
                 moment = self._slabs.get((spec.name, kind))
                 if moment is None or moment.shape != spec.shape or moment.dtype not in FLOATS:
                     moment_text = (
@@ -124,7 +125,8 @@ class DcpState:
     def _plain(self, names: set[str]) -> dict[str, str]:
         if self._source.is_titan:
             return {name: name for name in names}
-        return plain_names(sorted(names), self._shape, self._source.location)
+        modules = plain_names(sorted(names), self._shape, self._source.location)
+        return {name: self._shape.file_name(module) for name, module in modules.items()}
 
     def _steps(self) -> int:
         """Updates so far, which must be the same for all parameters."""

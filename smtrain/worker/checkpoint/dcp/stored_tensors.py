@@ -31,6 +31,8 @@ class TensorOfParts:
     """
     kind: Kind | None = None
     """None for the weights in their type."""
+    stack: tuple[int, ...] | None = None
+    """The shape [experts, rows, columns] if it has the parts of all experts one below the other."""
 
 
 class StoredTensors(WrappedSource):
@@ -47,6 +49,8 @@ class StoredTensors(WrappedSource):
         return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if (stack := self._tensors[name].stack) is not None:
+            return stack
         shapes = [self._source.shape(part) for part, _ in self._tensors[name].parts]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
@@ -56,6 +60,8 @@ class StoredTensors(WrappedSource):
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         tensor = self._tensors[name]
+        if tensor.stack is not None:
+            return self._expert_window(tensor, bounds)
         if tensor.parts[0][1] is None:
             return self._read(tensor.kind, tensor.parts[0][0])(bounds, tally)
         out: Bits = np.empty([b - a for a, b in bounds], self.dtype(name).bits)
@@ -84,7 +90,26 @@ class StoredTensors(WrappedSource):
 
     def seams(self, name: str) -> list[int]:
         (part, order), *_ = self._tensors[name].parts
-        return [] if order or self._tensors[name].kind else self._source.seams(part)
+        tensor = self._tensors[name]
+        return [] if order or tensor.kind or tensor.stack else self._source.seams(part)
+
+    def _expert_window(self, tensor: TensorOfParts, bounds: Bounds) -> Bits:
+        """A window of a tensor of all experts."""
+        assert tensor.stack is not None
+        (first, last), (start, stop), columns = bounds
+        per_expert = len(tensor.parts) // tensor.stack[0]
+        part_rows = tensor.stack[1] // per_expert
+        experts = []
+        for expert in range(first, last):
+            windows = []
+            for number in range(per_expert):
+                low, high = max(start - number * part_rows, 0), stop - number * part_rows
+                if low < min(high, part_rows):
+                    part, _ = tensor.parts[expert * per_expert + number]
+                    rows = low, min(high, part_rows)
+                    windows.append(self._read(tensor.kind, part)([rows, columns], None))
+            experts.append(np.concatenate(windows))
+        return np.stack(experts)
 
     def _read(self, kind: Kind | None, name: str) -> Read:
         return partial(self._window, kind, name)

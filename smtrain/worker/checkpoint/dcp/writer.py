@@ -13,6 +13,7 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dcp import names as titan
+from smtrain.worker.checkpoint.dcp.module_names import ModuleTensor, module_tensors
 from smtrain.worker.checkpoint.dcp.optimizer_values import accelerate_values, titan_values
 from smtrain.worker.checkpoint.dcp.reader import MODEL_FOLDER, OPTIMIZER_FOLDER
 from smtrain.worker.checkpoint.dcp.stored_tensors import StoredTensors, TensorOfParts
@@ -70,10 +71,10 @@ def write_dcp(
     record how it was trained.
     """
     shape = ModelShape.from_config(source.config)
-    if shape.experts is not None:
+    if shape.experts is not None and to.form == "torchtitan":
         raise CheckpointError(
-            f"{shape.family} has experts, which are not written in torch's distributed format;"
-            " write it as hf or megatron.",
+            f"{shape.family} has experts, which are not written for torchtitan; take --format"
+            " accelerate (form=), or write it as hf or megatron.",
             code="checkpoint.other_model",
         )
     kind: Kind | None = "master" if state is not None and to.dtype is None else None
@@ -136,9 +137,9 @@ def _accelerate_folders(
     source: WeightSource, state: TrainingState | None, shape: ModelShape, kind: Kind | None
 ) -> list[_Folder]:
     model = _Folder(f"{MODEL_FOLDER}/")
-    parameters = {spec.name: len(spec.shape) for spec in shape.specs}
-    for name in parameters:
-        model.tensors["model", name] = TensorOfParts(((name, None),), kind)
+    modules = module_tensors(shape)
+    for module in modules:
+        model.tensors["model", module.name] = _tensor_of(module, kind)
     if shape.tied:
         # A state dict of transformers lists a tied head too.
         head = f"{FAMILIES[shape.family].head}.weight"
@@ -146,14 +147,20 @@ def _accelerate_folders(
     if state is None:
         return [model]
     optimizer = _Folder(f"{OPTIMIZER_FOLDER}/")
-    for name in parameters:
+    trained = [module for module in modules if not module.is_buffer]
+    parameters = {module.name: len(module.shape) for module in trained}
+    for module in trained:
         for moment in ("exp_avg", "exp_avg_sq"):
-            optimizer.tensors["optimizer", "state", name, moment] = TensorOfParts(
-                ((name, None),), moment
-            )
+            path = "optimizer", "state", module.name, moment
+            optimizer.tensors[path] = _tensor_of(module, moment)
     optimizer.steps = tuple(("optimizer", "state", name, "step") for name in parameters)
     optimizer.values = dict(accelerate_values(state, source.location, parameters))
     return [model, optimizer]
+
+
+def _tensor_of(module: ModuleTensor, kind: Kind | None) -> TensorOfParts:
+    parts = tuple((part, None) for part in module.parts)
+    return TensorOfParts(parts, kind, module.shape if module.is_stack else None)
 
 
 def _lay_out(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from math import prod
 
 from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.dcp.module_names import module_tensors
 from smtrain.worker.checkpoint.dcp.reader import DcpSource
 from smtrain.worker.checkpoint.dtypes import FP32, Bits, DType, cast
+from smtrain.worker.checkpoint.huggingface.expert_tensors import ExpertRows
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.storage import Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
@@ -30,6 +33,8 @@ class DcpFiles:
                 code="checkpoint.damaged",
             )
         self._index = index
+        modules = module_tensors(self._source.text_shape)
+        self._modules = {part: module for module in modules for part in module.parts}
         self._moments: dict[tuple[Kind, str], Slab] = {}
         self._lock = threading.Lock()
 
@@ -49,15 +54,19 @@ class DcpFiles:
         self._source.check(name, tally)
 
     def _moment(self, kind: Kind, name: str) -> Slab:
-        key = f"optimizer.state.{name}.{kind}"
+        module = self._modules[name]
         with self._lock:
             if (kind, name) not in self._moments:
-                shape = self._source.shape(name)
-                if self._index.sizes.get(key) != shape:
+                key = f"optimizer.state.{module.name}.{kind}"
+                if self._index.sizes.get(key) != module.shape:
                     raise CheckpointError(
-                        f"{self._source.location} has no {kind} of {name} of shape {list(shape)}:"
-                        " take another checkpoint",
+                        f"{self._source.location} has no {kind} of {name}: take another checkpoint",
                         code="checkpoint.damaged",
                     )
-                self._moments[kind, name] = self._source.slab_of(self._index, key)
+                slab, at = self._source.slab_of(self._index, key), 0
+                for part in module.parts:
+                    shape = self._source.shape(part)
+                    is_whole = not module.is_stack
+                    self._moments[kind, part] = slab if is_whole else ExpertRows.of(slab, at, shape)
+                    at += prod(shape)
             return self._moments[kind, name]

@@ -28,7 +28,7 @@ class Chunk:
     offsets: tuple[int, ...]
     """Its first element along every dimension of the whole tensor."""
     shape: tuple[int, ...]
-    """The whole tensor's."""
+    """Shape of the whole tensor."""
 
     @property
     def key(self) -> str:

@@ -1,9 +1,9 @@
 """Checkpoints of fully sharded runs as folders of torch.distributed.checkpoint (DCP).
 
 The two folders have the names and keys of accelerate's FSDP and transformers' Trainer, so both read
-them during the run. Each rank writes the rows that it has, in fp32, without gathering them.
-`torch.distributed.checkpoint.save` plans and writes in the thread of the save, with a group of its
-own, the second half of `async_save`, whose first half would copy in the training's thread.
+them while the run trains. Each rank writes the rows that it has, in fp32, without gathering them.
+`torch.distributed.checkpoint.save` plans and writes in the thread of the save, with a separate
+group. `async_save` calls the same after a copy, for which training would wait.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Shard
+from smtrain.worker.checkpoint.dcp.module_names import module_tensors
 from smtrain.worker.checkpoint.dcp.optimizer_values import accelerate_values
 from smtrain.worker.checkpoint.dcp.reader import MODEL_FOLDER, OPTIMIZER_FOLDER
 from smtrain.worker.checkpoint.manifest import Manifest
@@ -44,6 +45,9 @@ class DcpContents(StageContents):
         super().__init__(engine)
         self._group = dist.new_group(backend="gloo")
         self._chunks: dict[str, dict[str, Chunk]] = {}
+        modules = module_tensors(engine.shape)
+        self._modules = {part: module for module in modules for part in module.parts}
+        self._parameters = {m.name: len(m.shape) for m in modules if not m.is_buffer}
 
     @property
     def are_copies(self) -> bool:
@@ -90,19 +94,24 @@ class DcpContents(StageContents):
         engine, layout = self._engine, self._engine.layout
         for name, offset, numbers in self._rows():
             local_shape = layout.local_shape(name, engine.mesh.tp_rank)
-            shard, whole_shape = layout.shard(name, engine.mesh.tp_rank), layout.spec(name).shape
+            shard, module = layout.shard(name, engine.mesh.tp_rank), self._modules[name]
             for kind, values in numbers.items():
-                folder, path = _path_of(kind, name)
+                folder, path = _path_of(kind, module.name)
                 for offsets, part in place_rows(shard, local_shape, offset, values):
-                    yield folder, Chunk(path, offsets, whole_shape), part
+                    if module.is_stack:
+                        expert, row = module.place(name, layout.spec(name).shape)
+                        place = expert, row + offsets[0], *offsets[1:]
+                        yield folder, Chunk(path, place, module.shape), part[None]
+                    else:
+                        yield folder, Chunk(path, offsets, module.shape), part
         # The same on all ranks of a stage: DCP writes equal chunks once.
         for name, bias in engine.stage.router_biases.items():
             folder, path = _path_of("master", name)
             yield folder, Chunk(path, (0,) * bias.dim(), tuple(bias.shape)), bias
         if engine.rank == 0:
             steps = torch.tensor(float(engine.optimizer.updates), device="cpu")
-            for spec in layout.shape.specs:
-                path = "optimizer", "state", spec.name, "step"
+            for name in self._parameters:
+                path = "optimizer", "state", name, "step"
                 yield OPTIMIZER_FOLDER, Chunk(path, (), ()), steps
 
     def _rows(self) -> Iterator[tuple[str, int, dict[str, torch.Tensor]]]:
@@ -123,8 +132,8 @@ class DcpContents(StageContents):
         """AdamW's settings, on rank 0; a save without a record of its run has none."""
         if folder == MODEL_FOLDER or self._engine.rank or not manifest.state.get("settings"):
             return {}
-        parameters = {spec.name: len(spec.shape) for spec in self._engine.layout.shape.specs}
-        return dict(accelerate_values(_Progress(manifest.step, manifest.state), "", parameters))
+        progress = _Progress(manifest.step, manifest.state)
+        return dict(accelerate_values(progress, "", self._parameters))
 
     def _aliases(self, folder: str) -> dict[str, KeyPath]:
         """Keys of tensors and the path of another one with the same bytes: a state dict of

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.fully_sharded_data_parallel import StateDictType
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def whole(values: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def whole(values: dict[str, Any]) -> dict[str, Any]:
 def main(action: str, folder: str) -> None:
     PartialState(cpu=True)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    config = LlamaConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
     torch.manual_seed(3 if action == "save" else 4)
     model = AutoModelForCausalLM.from_config(config)
     for layer in model.model.layers:

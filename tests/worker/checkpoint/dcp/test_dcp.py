@@ -320,7 +320,7 @@ def test_damage_is_found(tmp_path: Path, folder: Path) -> None:
                 "num_experts_per_tok": 1,
                 "moe_intermediate_size": 8,
             },
-            "accelerate",
+            "torchtitan",
             "has experts, which are not written",
         ),
     ],

@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dcp.state import DcpState
 from smtrain.worker.checkpoint.open import open_weights
-from smtrain.worker.checkpoint.targets import HuggingFace, Native
+from smtrain.worker.checkpoint.summary import verify
+from smtrain.worker.checkpoint.targets import Dcp, HuggingFace, Native
 from smtrain.worker.checkpoint.training_state import Kind
 from smtrain.worker.engine.native.dcp_planner import Chunk, ChunkPlanner
-from tests.worker.checkpoint.folders import LLAMA, random_weights, same, weights_of
+from tests.worker.checkpoint.dcp.test_dcp import with_settings
+from tests.worker.checkpoint.folders import LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 
 # It has no process group, and needs none.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -36,6 +39,7 @@ CONFIG: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+ACCELERATE = Dcp(form="accelerate")
 STACKS = "model.layers.0.mlp.experts"
 
 
@@ -100,6 +104,61 @@ def test_stacks_in_chunks_are_read_as_single_experts(folder: Path, tmp_path: Pat
     for target in (HuggingFace(), Native()):
         convert(folder, tmp_path / type(target).__name__, to=target)
         assert same(weights_of(open_weights(tmp_path / type(target).__name__)), weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_is_written_as_transformers_state_dict_and_comes_back(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    weights = random_weights(CONFIG, dtype)
+    convert(hf_folder(tmp_path / "hf", CONFIG, dtype), tmp_path / "dcp", to=ACCELERATE)
+    dcp_to_torch_save(tmp_path / "dcp" / "pytorch_model_fsdp_0", tmp_path / "all.pt")
+    assert same(torch.load(tmp_path / "all.pt")["model"], stacked(weights))
+    assert same(weights_of(open_weights(tmp_path / "dcp")), weights)
+    assert verify(tmp_path / "dcp") == len(weights)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_neox"])
+def test_names_of_modules_that_files_do_not_have_are_written_and_read(
+    family: str, tmp_path: Path
+) -> None:
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1} if family == "mixtral" else {}
+    config = {**(LLAMA if experts else NEOX), "model_type": family, **experts}
+    weights = random_weights(config)
+    convert(hf_folder(tmp_path / "hf", config), tmp_path / "dcp", to=ACCELERATE)
+    dcp_to_torch_save(tmp_path / "dcp" / "pytorch_model_fsdp_0", tmp_path / "all.pt")
+    names = torch.load(tmp_path / "all.pt")["model"].keys()
+    module, file = {
+        "mixtral": (
+            "model.layers.0.mlp.gate.weight",
+            "model.layers.0.block_sparse_moe.gate.weight",
+        ),
+        "gpt_neox": ("lm_head.weight", "embed_out.weight"),
+    }[family]
+    assert module in names
+    assert file not in names
+    assert same(weights_of(open_weights(tmp_path / "dcp")), weights)
+
+
+def test_moments_of_a_run_are_written_and_come_back(folder: Path, tmp_path: Path) -> None:
+    run, weights = with_settings(tmp_path / "run", folder), random_weights(CONFIG)
+    convert(run, tmp_path / "dcp", to=ACCELERATE)
+    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+        contents = []
+        for at in (folder, tmp_path / "dcp"):
+            dcp_to_torch_save(at / part, tmp_path / "all.pt")
+            contents.append(torch.load(tmp_path / "all.pt"))
+        if part == "optimizer_0":
+            states = [content["optimizer"]["state"] for content in contents]
+            assert states[0].keys() == states[1].keys()
+            assert all(same(states[0][name], states[1][name]) for name in states[0])
+        else:
+            assert same(contents[0]["model"], contents[1]["model"])
+    state = DcpState.present(open_weights(tmp_path / "dcp"))
+    assert state is not None
+    for name, tensor in weights.items():
+        numbers = torch.from_numpy(state.window("exp_avg", name).view("<f4").copy())
+        assert torch.equal(numbers, tensor * 2)
 
 
 def test_a_flipped_bit_in_a_stack_is_found(folder: Path) -> None:
