@@ -10,7 +10,7 @@ Path = tuple[str | int, ...]
 """The keys that lead to a value in the nested dict that was saved; joined by dots, the stored key."""
 
 
-class Progress(Protocol):
+class LoopPosition(Protocol):
     """The place of a training loop."""
 
     @property
@@ -22,7 +22,7 @@ class Progress(Protocol):
         ...
 
 
-def group(state: Progress, location: object, decays: bool) -> dict[str, Any]:
+def group(state: LoopPosition, location: object, decays: bool) -> dict[str, Any]:
     """An entry of torch's param_groups without its parameters, after `state.step` steps.
 
     Keys are those of torch.optim.AdamW (2.13) and `initial_lr`, which its schedulers add. Raises
@@ -71,7 +71,9 @@ def group(state: Progress, location: object, decays: bool) -> dict[str, Any]:
     }
 
 
-def titan_values(state: Progress, location: object, parameters: dict[str, int]) -> dict[Path, Any]:
+def titan_values(
+    state: LoopPosition, location: object, parameters: dict[str, int]
+) -> dict[Path, Any]:
     """All values of torchtitan except the data loader's; `parameters` maps torchtitan's names to
     numbers of dimensions.
     """
@@ -90,7 +92,7 @@ def titan_values(state: Progress, location: object, parameters: dict[str, int]) 
 
 
 def accelerate_values(
-    state: Progress, location: object, parameters: dict[str, int]
+    state: LoopPosition, location: object, parameters: dict[str, int]
 ) -> dict[Path, Any]:
     """The param_groups of accelerate: parameters with weight decay, and those without."""
     out: dict[Path, Any] = {}

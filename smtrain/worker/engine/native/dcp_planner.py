@@ -21,7 +21,7 @@ KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TensorChunk:
     """The place of a part of a tensor."""
 
     path: KeyPath
@@ -42,7 +42,7 @@ class ChunkPlanner(DefaultSavePlanner):
 
     def __init__(
         self,
-        chunks: Mapping[str, Chunk],
+        chunks: Mapping[str, TensorChunk],
         tensors: Mapping[str, torch.Tensor],
         objects: Mapping[KeyPath, Any],
     ) -> None:

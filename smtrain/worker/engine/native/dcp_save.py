@@ -29,7 +29,7 @@ from smtrain.worker.checkpoint.torch_files.distributed import METADATA
 from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.checkpoint.verifying import sums_of
 from smtrain.worker.engine.host_copies import Files
-from smtrain.worker.engine.native.dcp_planner import Chunk, ChunkPlanner, KeyPath
+from smtrain.worker.engine.native.dcp_planner import ChunkPlanner, KeyPath, TensorChunk
 from smtrain.worker.engine.native.full_shard import FullShard
 from smtrain.worker.engine.native.persist import StageContents
 
@@ -44,7 +44,7 @@ class DcpContents(StageContents):
         """Collective: makes the group of the thread that saves."""
         super().__init__(engine)
         self._group = dist.new_group(backend="gloo")
-        self._chunks: dict[str, dict[str, Chunk]] = {}
+        self._chunks: dict[str, dict[str, TensorChunk]] = {}
         modules = module_tensors(engine.shape)
         self._modules = {part: module for module in modules for part in module.parts}
         self._parameters = {m.name: len(m.shape) for m in modules if not m.is_buffer}
@@ -75,7 +75,7 @@ class DcpContents(StageContents):
             for old_file in (path / name).glob(own_files):
                 old_file.unlink()  # of a save that was killed
             planner = ChunkPlanner(self._chunks[folder], tensors, self._objects(folder, manifest))
-            writer = _Writer(path / name, self._aliases(folder))
+            writer = _AliasWriter(path / name, self._aliases(folder))
             try:
                 # An empty state dict: the planner has the chunks.
                 save({}, storage_writer=writer, planner=planner, process_group=self._group)
@@ -90,7 +90,7 @@ class DcpContents(StageContents):
                 entries[f"{name}/{file.name}"] = _entry(file, read_back)
         return entries
 
-    def _values(self) -> Iterator[tuple[str, Chunk, torch.Tensor]]:
+    def _values(self) -> Iterator[tuple[str, TensorChunk, torch.Tensor]]:
         engine, layout = self._engine, self._engine.layout
         for name, offset, numbers in self._rows():
             local_shape = layout.local_shape(name, engine.mesh.tp_rank)
@@ -101,18 +101,18 @@ class DcpContents(StageContents):
                     if module.is_stack:
                         expert, row = module.place(name, layout.spec(name).shape)
                         place = expert, row + offsets[0], *offsets[1:]
-                        yield folder, Chunk(path, place, module.shape), part[None]
+                        yield folder, TensorChunk(path, place, module.shape), part[None]
                     else:
-                        yield folder, Chunk(path, offsets, module.shape), part
+                        yield folder, TensorChunk(path, offsets, module.shape), part
         # The same on all ranks of a stage: DCP writes equal chunks once.
         for name, bias in engine.stage.router_biases.items():
             folder, path = _path_of("master", name)
-            yield folder, Chunk(path, (0,) * bias.dim(), tuple(bias.shape)), bias
+            yield folder, TensorChunk(path, (0,) * bias.dim(), tuple(bias.shape)), bias
         if engine.rank == 0:
             steps = torch.tensor(float(engine.optimizer.updates), device="cpu")
             for name in self._parameters:
                 path = "optimizer", "state", name, "step"
-                yield OPTIMIZER_FOLDER, Chunk(path, (), ()), steps
+                yield OPTIMIZER_FOLDER, TensorChunk(path, (), ()), steps
 
     def _rows(self) -> Iterator[tuple[str, int, dict[str, torch.Tensor]]]:
         """Each parameter with rows on this rank: the first number of its part that they are, and
@@ -132,7 +132,7 @@ class DcpContents(StageContents):
         """AdamW's settings, on rank 0; a save without a record of its run has none."""
         if folder == MODEL_FOLDER or self._engine.rank or not manifest.state.get("settings"):
             return {}
-        progress = _Progress(manifest.step, manifest.state)
+        progress = _RunPosition(manifest.step, manifest.state)
         return dict(accelerate_values(progress, "", self._parameters))
 
     def _aliases(self, folder: str) -> dict[str, KeyPath]:
@@ -147,14 +147,14 @@ class DcpContents(StageContents):
 
 
 @dataclass(frozen=True)
-class _Progress:
+class _RunPosition:
     """The step of a run, and the record of its loop."""
 
     step: int
     loop: dict[str, Any]
 
 
-class _Writer(FileSystemWriter):
+class _AliasWriter(FileSystemWriter):
     """torch's writer of files, which also names tensors twice."""
 
     def __init__(self, path: Path, aliases: dict[str, KeyPath]) -> None:

@@ -21,7 +21,7 @@ from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import verify
 from smtrain.worker.checkpoint.targets import Dcp, HuggingFace, Native
 from smtrain.worker.checkpoint.training_state import Kind
-from smtrain.worker.engine.native.dcp_planner import Chunk, ChunkPlanner
+from smtrain.worker.engine.native.dcp_planner import ChunkPlanner, TensorChunk
 from tests.worker.checkpoint.dcp.test_dcp import with_settings
 from tests.worker.checkpoint.folders import LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 
@@ -56,13 +56,13 @@ def stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def write(folder: Path, tensors: dict[tuple[str, ...], torch.Tensor], cut: int) -> None:
     """Write tensors in two chunks each, as two ranks of FSDP2 do."""
-    chunks, values = dict[str, Chunk](), dict[str, torch.Tensor]()
+    chunks, values = dict[str, TensorChunk](), dict[str, torch.Tensor]()
     for path, tensor in tensors.items():
         rows = [slice(0, cut), slice(cut, len(tensor))] if tensor.dim() else [slice(0)]
         for part in rows:
             offsets = (part.start, *(0 for _ in tensor.shape[1:])) if tensor.dim() else ()
             name = f"{path} {part}"
-            chunks[name] = Chunk(path, offsets, tuple(tensor.shape))
+            chunks[name] = TensorChunk(path, offsets, tuple(tensor.shape))
             values[name] = tensor[part] if tensor.dim() else tensor
     save({}, storage_writer=FileSystemWriter(folder), planner=ChunkPlanner(chunks, values, {}))
 
