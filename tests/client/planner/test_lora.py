@@ -42,7 +42,7 @@ def planned(
 
 
 def test_8b_does_not_fit_whole_and_fits_with_lora() -> None:
-    whole, adapted = (planned(given, shard="optimizer") for given in (None, {}))
+    whole, adapted = planned(None, shard="optimizer"), planned({}, shard="optimizer")
     assert not whole.fits
     assert planned(None).fits, "with full sharding, which parallel.shard: auto takes"
     assert (
