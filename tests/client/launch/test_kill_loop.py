@@ -1,8 +1,9 @@
 """One run, killed again and again wherever it hurts, with its newest checkpoint damaged in between.
 
-The gate kills a run of one host once, `--full` one of two hosts three times, and a mixture whose
-experts are divided. `SMTRAIN_KILL_LOOP=100` is the size of issue 12; `SMTRAIN_KILL_LOOP_SEED`
-chooses the moments and targets.
+The gate kills a run of one host once. `--full` kills one of two hosts three times, and mixtures
+whose experts are divided: a Mixtral, latent attention with biases of the router, and gated delta
+nets. `SMTRAIN_KILL_LOOP=100` is the size of issue 12; `SMTRAIN_KILL_LOOP_SEED` chooses the moments
+and targets.
 """
 
 from __future__ import annotations
@@ -61,7 +62,40 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shut_down()
 
 
-@pytest.fixture(scope="module", params=["llama", pytest.param("mixtral", marks=pytest.mark.full)])
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02},
+    "deepseek_v3": {
+        **EXPERTS,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+    },
+    "qwen3_next": {
+        **EXPERTS,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 24,
+        "head_dim": 16,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["llama", *(pytest.param(name, marks=pytest.mark.full) for name in MIXTURES)],
+)
 def config(
     home: Path,
     trained_inputs: dict[str, Path],
@@ -69,11 +103,12 @@ def config(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
     model, parallel = trained_inputs["model"], {"tp": 2, "pp": 1, "micro_batch_size": 1}
-    if request.param == "mixtral":
-        model = mixture(model, tmp_path_factory.mktemp("mixture") / "model")
+    if request.param in MIXTURES:
+        model = mixture(request.param, model, tmp_path_factory.mktemp("mixture") / "model")
         parallel = {"tp": 1, "pp": 1, "ep": 2, "micro_batch_size": 1}
+    has_biases = request.param == "deepseek_v3"
     return {
-        "name": "reference" if request.param == "llama" else "reference-experts",
+        "name": f"reference-{request.param.replace('_', '-')}",
         "target": "local",
         "model": {"path": str(model), **({} if tiers.full() else {"init": "scratch"})},
         "data": {"path": str(trained_inputs["text"])},
@@ -87,6 +122,7 @@ def config(
             "lr": 1e-3,
             "warmup_steps": 2,
             "save_interval": 2,
+            **({"router_bias_update_rate": 0.01} if has_biases else {}),
         },
         "compute": {
             "instance_type": "ml.trn1.2xlarge",
@@ -96,31 +132,26 @@ def config(
     }
 
 
-def mixture(model: Path, folder: Path) -> Path:
-    """A Mixtral of four experts with the tokenizer of another model."""
+def mixture(name: str, model: Path, folder: Path) -> Path:
+    """A model with experts, and with the tokenizer of another model."""
     import torch
-    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     torch.manual_seed(0)
     sizes = {
+        "vocab_size": 512,
+        "max_position_embeddings": 256,
         "hidden_size": 64,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
     }
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}
-    MixtralForCausalLM(
-        MixtralConfig(
-            vocab_size=512,
-            max_position_embeddings=256,
-            num_key_value_heads=2,
-            bos_token_id=0,
-            eos_token_id=0,
-            **sizes,
-            **experts,
-        )
-    ).save_pretrained(folder)
+    config = AutoConfig.for_model(name, **sizes | MIXTURES[name])
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 
