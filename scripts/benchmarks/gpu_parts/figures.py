@@ -5,7 +5,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from math import exp
 from typing import Any
@@ -37,20 +36,10 @@ def sheet_peak(name: str) -> float | None:
     """The data sheet's dense bf16 peak of a card in operations a second; None for a card that no
     table has.
     """
-    row = _instance(name)
+    from smtrain.core.facts.gpus import instance_with
+
+    row = instance_with(name)
     return None if row is None else float(row["core_tflops"]) * 1e12
-
-
-def _instance(name: str) -> dict[str, Any] | None:
-    """The instance type with such a card, with its `type`."""
-    from smtrain.core.facts import table
-
-    if "PCIe" in name:  # slower than the card of the same name in the table
-        return None
-    for type_, row in table("instances")["instances"].items():
-        if "chip" in row and re.search(rf"\b{re.escape(row['chip'])}\b", name):
-            return {**row, "type": type_}
-    return None
 
 
 @cache
@@ -58,8 +47,9 @@ def _machine(name: str, gib: float, tflops: float) -> Any:
     """The planner's machine of one such card: the table's, else one with the measured rate."""
     from smtrain.client.planner.machines import Machine
     from smtrain.core.config.compute import MachineEntry
+    from smtrain.core.facts.gpus import instance_with
 
-    row = _instance(name)
+    row = instance_with(name)
     if row is not None:
         return Machine.of(row["type"], 1, 1)
     kind: Any = "cpu" if name == "CPU" else "gpu"

@@ -3,7 +3,7 @@
 FSDP2 gathers a layer for its forward pass, and for its backward pass, in which the next layer
 already arrives. The gradients of a layer exist in full until its backward pass ends. They are then
 copied to an fp32 buffer, whose sums go to the ranks' rows; the buffer lives until the layer before
-ends. Embedding, final norm and output matrix are the root group: gathered_bytes from the forward pass to
+ends. Embedding, final norm and output matrix are the root group: gathered from the forward pass to
 the end of the backward pass, which sums their gradients last. A step begins without gradients, so a
 step of few micro-batches has its peak before all of them exist.
 """
@@ -61,7 +61,7 @@ class ShardedStage:
     head: int
     """Parameters of the output matrix, if the stage has it."""
     width: int
-    """Bytes of a gathered_bytes weight."""
+    """Bytes of a gathered weight."""
     shards: int
     has_gloo: bool
     """Whether gloo moves the sums, on CPUs."""

@@ -186,7 +186,7 @@ def _fastest_sharded(config: JobConfig) -> Candidate | None:
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def _candidates(
     work: Work, machine: Machine, recompute: tuple[Recompute, ...]
 ) -> tuple[Candidate, ...]:

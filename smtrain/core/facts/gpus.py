@@ -42,6 +42,18 @@ def chip_named(name: str) -> str | None:
     return next((chip for chip in chips if re.search(rf"\b{re.escape(chip)}\b", name)), None)
 
 
+def instance_with(name: str) -> dict[str, Any] | None:
+    """The row of an instance type whose GPU a device's name has, with its `type`; None: it is
+    another GPU.
+    """
+    chip = chip_named(name)
+    rows: dict[str, dict[str, Any]] = table("instances")["instances"]
+    return next(
+        ({**row, "type": type_} for type_, row in rows.items() if chip and row.get("chip") == chip),
+        None,
+    )
+
+
 def _needs(instance_type: str) -> dict[str, Any]:
     row: dict[str, Any] = table("instances")["chips"].get(chip_of(instance_type), {})
     return row

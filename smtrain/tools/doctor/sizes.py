@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from math import exp
 from typing import Any
@@ -12,7 +11,8 @@ from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.client.planner.memory import core_memory
 from smtrain.client.planner.throughput import step_time
 from smtrain.core.config.compute import MachineEntry
-from smtrain.core.facts import instance, table
+from smtrain.core.facts import instance
+from smtrain.core.facts.gpus import instance_with
 from smtrain.core.machine import memory_here
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.shape import ModelShape
@@ -148,11 +148,4 @@ def _row(view: TorchView) -> dict[str, Any] | None:
     if row is not None and "core_gib" in row and ("chip" in row) == (view.kind == "cuda"):
         return {**row, "type": type_}
     name = next((str(device.get("name", "")) for device in view.report["devices"]), "")
-    if (
-        view.kind != "cuda" or "PCIe" in name
-    ):  # such a card is slower than the one of the same name in a row
-        return None
-    for type_, row in table("instances")["instances"].items():
-        if "chip" in row and re.search(rf"\b{row['chip']}\b", name):
-            return {**row, "type": type_}
-    return None
+    return instance_with(name) if view.kind == "cuda" else None

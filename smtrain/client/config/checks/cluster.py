@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import Fault, rule_faults, sagemaker_rules
+from smtrain.client.config.checks.rule import Fault, no_s3_checkpoints, rule_faults, sagemaker_rules
 from smtrain.client.config.checks.uris import uris_of
 from smtrain.client.config.slurm_options import option_faults
 from smtrain.core.config.schema import JobConfig
@@ -20,11 +20,7 @@ CLUSTER = (
         "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target"
         " slurm)",
     ),
-    Rule(
-        "checkpoint.s3_uri",
-        lambda c: c.checkpoint.s3_uri,
-        "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out",
-    ),
+    no_s3_checkpoints("a cluster", "cluster.shared"),
     *sagemaker_rules(
         "spot",
         "fallback_regions",

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from smtrain.client.config.checks.rule import ConfigRule as Rule
-from smtrain.client.config.checks.rule import sagemaker_rules
+from smtrain.client.config.checks.rule import no_s3_checkpoints, sagemaker_rules
 
 
 def pod_rules(title: str, storage: str) -> tuple[Rule, ...]:
     """The rules; `title` names the target, `storage` the key of its store."""
     return (
-        Rule(
-            "checkpoint.s3_uri",
-            lambda c: c.checkpoint.s3_uri,
-            f"checkpoint.s3_uri: on {title} checkpoints lie below {storage}; leave it out",
-        ),
+        no_s3_checkpoints(title, storage),
         *sagemaker_rules(
             "spot",
             "fallback_regions",

@@ -44,6 +44,15 @@ def sagemaker_rules(*names: str) -> tuple[ConfigRule, ...]:
     )
 
 
+def no_s3_checkpoints(place: str, storage: str) -> ConfigRule:
+    """The rule of a target whose checkpoints lie below the folder `storage`."""
+    return ConfigRule(
+        "checkpoint.s3_uri",
+        lambda config: config.checkpoint.s3_uri,
+        f"checkpoint.s3_uri: on {place} checkpoints lie below {storage}; leave it out",
+    )
+
+
 def rule_faults(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
     """The faults of the rules that a config breaks, in their order."""
     for rule in rules:
