@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from smtrain.core.config.section import Section
 from smtrain.core.config.units import Seconds
@@ -202,7 +202,9 @@ class MachineEntry(Section):
 
     @field_validator("chip")
     @classmethod
-    def _a_known_chip(cls, value: str | None) -> str | None:
+    def _a_known_chip(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("kind") not in ("gpu", None):
+            raise ValueError("only a machine of kind gpu has it; leave it out")
         if value is None or value in known_chips():
             return value
         raise ValueError(f"it is one of {', '.join(known_chips())}; leave it out for another GPU")

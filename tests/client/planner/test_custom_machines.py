@@ -258,3 +258,8 @@ def test_a_machine_that_names_its_gpu_is_planned_as_instances_with_it() -> None:
 )
 def test_a_device_is_known_by_its_name(name: str, chip: str | None) -> None:
     assert chip_named(name) == chip
+
+
+def test_only_a_gpu_has_a_chip() -> None:
+    with pytest.raises(ConfigError, match=r"machines\.box\.chip: .*only a machine of kind gpu"):
+        smtrain.plan(raw(box={**BOX, "kind": "cpu", "chip": "H100"}), machines=[("box", 1)])
