@@ -67,8 +67,9 @@ def _machine(name: str, gib: float, tflops: float) -> Any:
 def plan_figures(work: Line, device: Line, toy: bool) -> Line:
     """The planner's tokens per second with their 90 % interval, and its peak of tensors in GiB."""
     from smtrain.client.planner.calibration import half_width, nearest, spread_of
+    from smtrain.client.planner.kernels import kernels_of
     from smtrain.client.planner.machines import GIB, Mesh, Work
-    from smtrain.client.planner.measured import is_measured, nearest_measured, width_on_gpus
+    from smtrain.client.planner.measured import nearest_measured, width_on_gpus
     from smtrain.client.planner.memory import core_memory
     from smtrain.client.planner.throughput import step_time
     from smtrain.core.model.lora import ALL_LINEAR, Lora, targets_of
@@ -92,7 +93,7 @@ def plan_figures(work: Line, device: Line, toy: bool) -> Line:
     mesh = Mesh(1, 1, 1, work["mb"], work.get("recompute", "none"))
     machine = _machine(device["device"], device["gib"], device["tflops"]["8192^3"])
     rate = task.global_batch * task.seq_len / step_time(task, machine, mesh).total
-    if is_measured(machine):
+    if kernels_of(machine):
         wide = width_on_gpus(task, machine, nearest_measured(task, mesh)[1])
     else:
         wide = half_width(

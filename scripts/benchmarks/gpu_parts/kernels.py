@@ -260,11 +260,12 @@ def loss(bench: Bench) -> None:
 
 
 def delta_rule(bench: Bench) -> None:
-    """A layer's gated delta rule on two rows of 4,096, whole and of documents: plain torch in fp32,
-    and the kernels of flash-linear-attention in bf16; milliseconds, and how far values and
-    gradients are apart.
+    """The heads of a layer's gated delta net on two rows of 4,096, whole and of documents: plain
+    torch in fp32, and the kernels of flash-linear-attention in bf16; milliseconds, and how far
+    values and gradients are apart.
     """
     S, heads, size = bench.length(4096), 32, 128
+    channels = 2 * 16 * size + heads * size
     net = SimpleNamespace(
         num_v_heads=heads, num_k_heads=16, head_k_dim=size, head_v_dim=size, activation="silu"
     )
@@ -274,11 +275,12 @@ def delta_rule(bench: Bench) -> None:
         values = torch.empty(shape, device=bench.kind).normal_(0.0, 1.0, generator=generator)
         return values.bfloat16().requires_grad_()
 
-    qkv, b, a = (
-        draw_leaf(2, S, 2 * 16 * size + heads * size),
+    leaves = [
+        draw_leaf(2, S, channels),
         draw_leaf(2, S, heads),
         draw_leaf(2, S, heads),
-    )
+        draw_leaf(channels, 4),
+    ]
     params = gated_delta._Heads(
         torch.rand(heads, device=bench.kind).log_(), torch.zeros(heads, device=bench.kind)
     )
@@ -287,26 +289,31 @@ def delta_rule(bench: Bench) -> None:
     bounds = torch.tensor([0, *(n for row in lengths for n in row)]).cumsum(0).to(bench.kind)
 
     def by_torch(apart: bool) -> torch.Tensor:
-        inputs = gated_delta._rule_inputs(net, qkv.float(), b.float(), a.float(), params)
-        rule = gated_delta.delta_rule(*inputs, number if apart else None)
-        return gated_delta._rows(rule, torch.float32)
+        qkv, b, a, taps = (leaf.float() for leaf in leaves)
+        row_numbers = number if apart else None
+        return gated_delta._heads_of_torch(net, qkv, b, a, taps, params, row_numbers)
 
     def by_kernels(apart: bool) -> torch.Tensor:
-        return gated_delta._rule_of_fla(net, qkv, b, a, params, bounds if apart else None)
+        qkv, b, a, taps = leaves
+        row_bounds = bounds if apart else None
+        return gated_delta._heads_of_fla(net, qkv, b, a, taps, params, row_bounds)
 
     def differentiate(rule: Callable[[bool], torch.Tensor], apart: bool) -> None:
-        torch.autograd.grad(rule(apart).float().sum(), (qkv, b, a))
+        torch.autograd.grad(rule(apart).float().sum(), leaves)
 
     for apart in (False, True):
         line: dict[str, Any] = {"row": f"delta rule, {'documents' if apart else 'whole rows'}"}
         answers = []
         for name, rule in (("torch", by_torch), ("kernels", by_kernels)):
+            began = time.perf_counter()
             out = rule(apart)
             weights = out.detach().float().cos()
-            gradients = torch.autograd.grad((out.float() * weights).sum(), (qkv, b, a))
+            gradients = torch.autograd.grad((out.float() * weights).sum(), leaves)
             answers.append([out, *gradients])
+            synchronize(bench)
+            line[f"{name}, first seconds"] = round(time.perf_counter() - began, 1)
             line[name] = round(mean_milliseconds(bench, partial(differentiate, rule, apart)), 3)
-        # Of the outputs, and of the gradients of q, k and v, b, and a.
+        # Of the outputs, and of the gradients of q, k and v, b, a, and of the convolution's taps.
         line["differences"] = [
             float((kernels - plain).norm() / plain.norm())
             for plain, kernels in zip(

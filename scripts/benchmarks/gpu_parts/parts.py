@@ -60,10 +60,13 @@ PARTS = {
     "save": Part("rows:save", 60, "a save in the background and one that training waits for"),
     "latent": Part("rows:experts", 45, "latent attention and 64 experts", (), ("latent",)),
     "latent_peer": Part("rows:experts_peer", 45, "the same by transformers", (), ("latent",)),
-    "delta": Part("rows:experts", 60, "gated delta nets and 64 experts", (), ("delta",)),
-    "delta_peer": Part("rows:experts_peer", 45, "the same by transformers", (), ("delta",)),
+    "delta": Part("rows:experts", 90, "gated delta nets and 64 experts", (), ("delta",)),
+    "delta_peer": Part("rows:experts_peer", 75, "the same by transformers", (), ("delta",)),
     "delta_rule": Part(
-        "kernels:delta_rule", 60, "one layer's gated delta rule: torch, and fla's kernels", ("fla",)
+        "kernels:delta_rule",
+        300,
+        "one layer's gated delta rule: torch, and fla's kernels",
+        ("fla",),
     ),
     "qlora": Part("rows:qlora", 60, "QLoRA on 8 layers of an 8B", ("bitsandbytes",)),
     "qlora_peer": Part(

@@ -2,8 +2,8 @@
 
 Matrix products by their sizes, attention by its kernel, elementwise kernels and the optimizer by
 the bytes that they move, and the host's time to launch all of them: a step is as slow as the slower
-of device and host. The few speeds are measured on one H200 (core/facts/gpu_kernels.toml), as shares
-of the data sheet's, so that they carry over to H100.
+of device and host. The few speeds are measured on one H200 and one H100
+(core/facts/gpu_kernels.toml), as shares of the data sheet's.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def kernels_of(machine: Machine) -> Kernels | None:
         products=rates["products"] * machine.core_flops,
         grouped_mm=rates["products"] * rates["grouped"] * machine.core_flops,
         copies=rates["copies"] * memory,
-        elementwise=rates["elementwise"] * memory,
+        elementwise=chip.get("elementwise", rates["elementwise"]) * memory,
         tail=rates["product_seconds"],
         launch=rates["launch_seconds"],
         busy=rates["busy"],

@@ -17,9 +17,9 @@ from smtrain.core.model.shape import ModelShape
 
 # Half-widths in log of the 90 % interval for what has not been measured in whole steps.
 # Assumptions.
-# H100: published runs of llm-foundry and torchtitan are 1.07 to 1.45 times slower than its plans
-_OTHER_CHIP = 0.3
-_SEVERAL = 0.15  # messages between GPUs, fitted to other libraries' runs
+# messages between GPUs, fitted to other libraries' runs: on H100 published ones of llm-foundry and
+# torchtitan are 1.07 to 1.45 times slower than their plans
+_SEVERAL = 0.3
 # rows of documents of mostly assumed lengths; if only half has labels, a step is 5 to 11 % faster
 _DOCUMENTS = 0.15
 # on one GPU, by one model; all-to-alls between several have published speeds that differ by 2.3
@@ -28,6 +28,7 @@ _EXPERTS = 0.15
 # doublings from the nearest run, beyond which the interval grows no more: each kernel has its own
 # term
 _FARTHEST = 4.0
+_TYPES = {"H200": "ml.p5e.48xlarge", "H100": "ml.p5.48xlarge"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class MeasuredRun:
                 document=row.get("document"),
                 varlen="loss" not in row,
             ),
-            machine=replace(Machine.of("ml.p5e.48xlarge", 1), cores=1),
+            machine=replace(Machine.of(_TYPES[row.get("chip", "H200")], 1), cores=1),
             mesh=Mesh(1, 1, 1, row["micro_batch"], row.get("recompute", "none")),
             tokens_per_s=row["tokens_per_s"],
             gib=row.get("gib"),
@@ -91,7 +92,7 @@ class MeasuredRun:
     def __str__(self) -> str:
         lora = ", LoRA" if self.work.lora else ""
         return (
-            f"{self.model}{lora}, {self.work.seq_len} tokens, on one H200,"
+            f"{self.model}{lora}, {self.work.seq_len} tokens, on one {self.machine.chip},"
             f" {table('gpu_kernels')['date']}"
         )
 
@@ -134,18 +135,11 @@ def width_on_gpus(work: Work, machine: Machine, distance: float) -> float:
     )
     parts = [
         2.13 * spread * sqrt(1 + min(distance, _FARTHEST) ** 2),
-        _OTHER_CHIP * (not is_measured(machine)),
         _SEVERAL * (machine.world > 1),
         _DOCUMENTS * work.has_mask,
         experts * (work.shape.experts is not None),
     ]
     return sqrt(sum(part * part for part in parts))
-
-
-def is_measured(machine: Machine) -> bool:
-    """Whether the kernels' speeds were measured on this machine's chip."""
-    row = table("gpu_kernels")["chips"].get(machine.chip)
-    return row is not None and bool(row["measured"])
 
 
 def residual() -> float:
@@ -157,8 +151,6 @@ def residual() -> float:
 def speed_basis(work: Work, machine: Machine) -> list[str]:
     """Say what a plan's speed rests on, and what of it was not measured."""
     lacks = []
-    if not is_measured(machine):
-        lacks.append(f"{machine.chip}, whose memory is slower by its data sheet")
     if machine.world > 1:
         libraries = (
             "NeMo AutoModel's and Megatron-core's"
@@ -171,5 +163,5 @@ def speed_basis(work: Work, machine: Machine) -> list[str]:
         lacks.append(f"rows of documents or samples apart, taken to have {length} tokens each")
     but = f"; not measured: {'; '.join(lacks)}" if lacks else ""
     return [
-        f"speed: from engine native's kernels on one H200 ({table('gpu_kernels')['date']}){but}"
+        f"speed: from engine native's kernels on one {machine.chip} ({table('gpu_kernels')['date']}){but}"
     ]

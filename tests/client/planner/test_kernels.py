@@ -1,4 +1,4 @@
-"""Plans on GPUs against what was measured of engine native on one H200."""
+"""Plans on GPUs against what was measured of engine native on one H200 and one H100."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_a_step_is_as_slow_as_the_slower_of_device_and_host() -> None:
 
 def test_h100_has_the_same_products_and_slower_memory() -> None:
     assert speeds(H100).products == speeds().products
-    assert speeds(H100).elementwise / speeds().elementwise == pytest.approx(3350 / 4800)
+    assert speeds(H100).copies / speeds().copies == pytest.approx(3350 / 4800)
+    assert 3350 / 4800 < speeds(H100).elementwise / speeds().elementwise < 1
     assert kernels_of(Machine.of("ml.p4d.24xlarge", 1)) is None
 
 
@@ -152,7 +153,8 @@ def test_a_plan_says_what_its_speed_rests_on() -> None:
         for warning in plan.warnings
         if warning.startswith("speed: from engine native's kernels")
     ]
-    assert "H100, whose memory is slower" in basis
+    assert "on one H100" in basis
+    assert "messages between GPUs" in basis
     assert "taken to have 1,024, an assumption, tokens each" in basis
     assert plan.calibrated
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.model.shape import ModelShape
@@ -92,6 +93,7 @@ def token_by_token(
     """
     assert use_qk_l2norm_in_kernel
     q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
     if cu_seqlens is not None:
         assert len(q) == 1
     first = {0} if cu_seqlens is None else {*cu_seqlens.tolist()}
@@ -105,25 +107,119 @@ def token_by_token(
     return torch.stack(out, 1), None
 
 
+def convolve_documents(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    activation: str | None,
+    cu_seqlens: torch.Tensor | None,
+) -> tuple[torch.Tensor, None]:
+    """The convolution as the kernel of flash-linear-attention computes it, with its arguments."""
+    if cu_seqlens is not None:
+        assert len(x) == 1
+    lengths = [x.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
+    taps, channels = weight.shape[1], x.shape[2]
+    out = torch.cat(
+        [
+            F.conv1d(
+                F.pad(part.transpose(1, 2), (taps - 1, 0)), weight[:, None], groups=channels
+            ).transpose(1, 2)
+            for part in x.split(lengths, 1)
+        ],
+        1,
+    )
+    return (out if activation is None else F.silu(out)), None
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The modules of flash-linear-attention that the engine imports."""
+    names = ("fla.ops", "fla.modules", "fla.ops.gated_delta_rule", "fla.modules.causal_conv1d")
+    modules: dict[str, Any] = {name: ModuleType(name) for name in ("fla", *names)}
+    modules["fla.ops.gated_delta_rule"].chunk_gated_delta_rule = token_by_token
+    modules["fla.modules.causal_conv1d"].causal_conv1d = convolve_documents
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return modules
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.usefixtures("kernels")
 def test_the_kernel_gets_what_the_rule_in_torch_gets(
-    apart: bool, monkeypatch: pytest.MonkeyPatch
+    apart: bool, activation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel itself agreed under Triton's interpreter (docs/verified.md)."""
-    module: Any = ModuleType("fla.ops.gated_delta_rule")
-    module.chunk_gated_delta_rule = token_by_token
-    for name in ("fla", "fla.ops"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    """The kernels themselves agreed under Triton's interpreter (docs/verified.md)."""
     made, lengths = net(), LENGTHS
+    made.activation = activation
     keep_apart(made)
     x = torch.randn(len(lengths), sum(lengths[0]), SIZES["hidden_size"])
     number = torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in lengths])
     bounds = torch.tensor([0, *(n for row in lengths for n in row)]).cumsum(0)
     documents = RowDocuments(number, bounds) if apart else None
     torch_out = made(x, attention_mask=documents)
-    monkeypatch.setattr(gated_delta, "_uses_kernels", lambda x, documents: True)
+    monkeypatch.setattr(gated_delta, "_uses_kernels", lambda *_: True)
     torch.testing.assert_close(made(x, attention_mask=documents), torch_out, rtol=1e-4, atol=1e-4)
+
+
+class Spoilt(torch.autograd.Function):
+    """The identity, whose gradient is `times` the right one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, times: float) -> torch.Tensor:
+        ctx.times = times
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * ctx.times, None
+
+
+def spoil_gradient(times: float) -> Any:
+    def rule(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        **named: Any,
+    ) -> tuple[torch.Tensor, None]:
+        return token_by_token(q, k, v, g, Spoilt.apply(beta, times), **named)
+
+    return rule
+
+
+def raise_as_triton(*_: Any, **__: Any) -> None:
+    raise RuntimeError("Please upgrade Triton to >= 3.7.1")
+
+
+WRONG_RULES = {
+    "Please upgrade Triton": raise_as_triton,
+    "0.5 apart from plain torch": spoil_gradient(0.5),
+    "nan apart from plain torch": spoil_gradient(torch.nan),
+}
+
+
+@pytest.mark.parametrize("reason", ["", *WRONG_RULES])
+def test_kernels_that_are_wrong_on_a_machine_are_not_used(
+    reason: str, kernels: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    if reason:
+        kernels["fla.ops.gated_delta_rule"].chunk_gated_delta_rule = WRONG_RULES[reason]
+    gated_delta.are_kernels_right.cache_clear()
+    sizes = gated_delta._Sizes(2, 4, 8, 8, "silu")
+    is_right = gated_delta.are_kernels_right(sizes, 4, torch.float32, torch.device("cpu"), 70)
+    assert is_right == (not reason)
+    assert reason in caplog.text
+    assert bool(reason) == bool(caplog.text)
+
+
+def test_a_triangular_solver_finds_the_inverse_that_halves_find() -> None:
+    x = torch.randn(3, 2, CHUNK, CHUNK) / 8
+    inverse = gated_delta._inverse(x)
+    torch.testing.assert_close(gated_delta._inverse_by_solver(x), inverse, rtol=1e-4, atol=1e-4)
+    identity = (x.tril(-1) + torch.eye(CHUNK)) @ inverse
+    torch.testing.assert_close(identity, torch.eye(CHUNK).expand_as(x), rtol=0, atol=1e-4)
 
 
 def test_a_row_of_one_document_and_one_without_numbers_are_the_same() -> None:

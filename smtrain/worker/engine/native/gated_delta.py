@@ -7,12 +7,13 @@ not depend on the documents. A state is kept as in transformers' own torch form:
 chunks of 64 tokens, one matrix per head from chunk to chunk. The rule is computed again in the
 backward pass, since it would keep about twenty vectors for each token and head. With context
 parallelism each rank has all tokens of a part of the heads. On GPUs the kernels of
-flash-linear-attention compute the rule if they are installed.
+flash-linear-attention compute the convolution and the rule if they are installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ from smtrain.core.model.sizes import DeltaSizes
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.context_parallel import heads_for_tokens, tokens_for_heads
 
+log = logging.getLogger(__name__)
 CHUNK = DeltaSizes.CHUNK
+_TOLERANCE = 0.05  # of kernels in 16 bits; wrong ones were 0.5 apart
 
 
 class RowDocuments(NamedTuple):
@@ -67,23 +70,89 @@ def keep_apart(net: Any, cut_over: ProcessMesh | None = None) -> None:
 
 @cache
 def has_kernels() -> bool:
-    """Whether flash-linear-attention, whose Triton kernels compute the rule on GPUs, is
-    installed.
+    """Whether flash-linear-attention is installed: Triton kernels for the convolution and the
+    rule.
     """
     return importlib.util.find_spec("fla") is not None
 
 
-def _uses_kernels(x: torch.Tensor, documents: RowDocuments | None) -> bool:
-    """Whether the kernels compute the rule: their products are of 16 bits, and no one has promised
+class _Sizes(NamedTuple):
+    """Sizes of a net, or of the heads of a rank."""
+
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    activation: str
+
+
+def _uses_kernels(
+    net: Any, qkv: torch.Tensor, taps: torch.Tensor, documents: RowDocuments | None
+) -> bool:
+    """Whether the kernels compute the heads: their products are of 16 bits, and no one has promised
     that they always give the same bits.
     """
-    return (
-        x.is_cuda
-        and x.dtype != torch.float32
-        and (documents is None or documents.bounds is not None)
-        and not torch.are_deterministic_algorithms_enabled()
-        and has_kernels()
+    if (
+        not qkv.is_cuda
+        or qkv.dtype == torch.float32
+        or (documents is not None and documents.bounds is None)
+        or torch.are_deterministic_algorithms_enabled()
+        or not has_kernels()
+    ):
+        return False
+    sizes = _Sizes(*(getattr(net, name) for name in _Sizes._fields))
+    return are_kernels_right(sizes, taps.shape[1], qkv.dtype, qkv.device)
+
+
+@cache
+def are_kernels_right(
+    sizes: _Sizes, taps: int, dtype: torch.dtype, device: torch.device, tokens: int = 2048
+) -> bool:
+    """Whether the kernels give what plain torch gives for two documents, also the gradients; logs
+    why not.
+
+    Some releases of Triton compile them wrongly for some GPUs (fla-org/flash-linear-attention#640:
+    gradients on Hopper; #913: NaN on Blackwell).
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    keys, values = sizes.num_k_heads * sizes.head_k_dim, sizes.num_v_heads * sizes.head_v_dim
+    shapes = (
+        (1, tokens, 2 * keys + values),
+        (1, tokens, sizes.num_v_heads),
+        (1, tokens, sizes.num_v_heads),
+        (2 * keys + values, taps),
     )
+    leaves = [
+        torch.empty(shape, device=device, dtype=dtype).normal_(generator=generator).requires_grad_()
+        for shape in shapes
+    ]
+    params = _Heads(*torch.zeros(2, sizes.num_v_heads, device=device))
+    bounds = torch.tensor([0, tokens // 3, tokens], device=device)
+    number = (torch.arange(tokens, device=device) >= tokens // 3).int()[None]
+    answers = []
+    try:
+        with torch.enable_grad():
+            for rule, documents in ((_heads_of_torch, number), (_heads_of_fla, bounds)):
+                qkv, b, a, weight = leaves
+                out = rule(sizes, qkv, b, a, weight, params, documents).float()
+                answers.append(
+                    [out, *torch.autograd.grad((out * out.detach().cos()).sum(), leaves)]
+                )
+        differences = [
+            (fast - plain).detach().float().norm() / plain.detach().float().norm()
+            for plain, fast in zip(*answers, strict=True)
+        ]
+        error = float(torch.stack(differences).max())  # NaN if one is
+        reason = "" if error < _TOLERANCE else f"they are {error:.2g} apart from plain torch"
+    except Exception as failure:  # whatever a compiler of kernels raises
+        reason = f"{type(failure).__name__}: {' '.join(str(failure).split())}"
+    if reason:
+        log.warning(
+            "gated delta nets are computed in plain torch, as flash-linear-attention's kernels fail "
+            "on this machine: %s",
+            reason,
+        )
+    return not reason
 
 
 def _forward(
@@ -161,11 +230,24 @@ def _heads_forward(
     """Outputs [B, S, heads, D] of the heads in `qkv` before their norm; `taps` [C, taps] and
     `head_params` are theirs.
     """
-    number = None if documents is None else documents.number
-    conv_out = _causal_conv(qkv, taps, number)
-    if _uses_kernels(conv_out, documents):
+    if _uses_kernels(net, qkv, taps, documents):
         bounds = None if documents is None else documents.bounds
-        return _rule_of_fla(net, conv_out, b, a, head_params, bounds)
+        return _heads_of_fla(net, qkv, b, a, taps, head_params, bounds)
+    number = None if documents is None else documents.number
+    return _heads_of_torch(net, qkv, b, a, taps, head_params, number)
+
+
+def _heads_of_torch(
+    net: Any,
+    qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    taps: torch.Tensor,
+    head_params: _Heads,
+    number: torch.Tensor | None,
+) -> torch.Tensor:
+    """`_heads_forward` in plain torch."""
+    conv_out = _causal_conv(qkv, taps, number)
     return _rows(delta_rule(*_rule_inputs(net, conv_out, b, a, head_params), number), qkv.dtype)
 
 
@@ -238,47 +320,55 @@ def _rule_inputs(
     """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `head_params`
     are those of the heads in it.
     """
-    q, k, v = (
-        x.transpose(1, 2).float()
-        for x in _split_heads(net, ACT2FN[net.activation](qkv), b.shape[2])
-    )
+    q, k, v = _split_heads(net, ACT2FN[net.activation](qkv), b.shape[2])
+    times = net.num_v_heads // net.num_k_heads  # each key head serves some neighbours
+    q, k = (x[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3) for x in (q, k))
+    q, k, v = (x.transpose(1, 2).float() for x in (q, k, v))
     beta = b.sigmoid().float().transpose(1, 2)
     return _unit(q), _unit(k), v, _decay(a, head_params).transpose(1, 2), beta
 
 
-def _rule_of_fla(
+def _heads_of_fla(
     net: Any,
     qkv: torch.Tensor,
     b: torch.Tensor,
     a: torch.Tensor,
+    taps: torch.Tensor,
     head_params: _Heads,
     bounds: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`delta_rule` of `_rule_inputs` by the kernels of flash-linear-attention, as [B, S, heads, D].
-
-    The kernels know documents of one long row only.
+    """`_heads_forward` by the kernels of flash-linear-attention, which know documents of one long
+    row only.
     """
+    from fla.modules.causal_conv1d import causal_conv1d
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    q, k, v = _split_heads(net, ACT2FN[net.activation](qkv), b.shape[2])
-    inputs = [q, k, v, _decay(a, head_params), b.sigmoid()]
+    rows, is_silu = qkv.shape[:2], net.activation in ("silu", "swish")
+    inputs = [qkv, _decay(a, head_params), b.sigmoid()]
     if bounds is not None:
         inputs = [x.flatten(0, 1)[None] for x in inputs]
-    rows, _ = chunk_gated_delta_rule(*inputs, cu_seqlens=bounds, use_qk_l2norm_in_kernel=True)
-    out: torch.Tensor = rows.view(*qkv.shape[:2], b.shape[2], net.head_v_dim)
-    return out
+    qkv, decay, beta = inputs
+    conv_out, _ = causal_conv1d(
+        qkv, taps, activation="silu" if is_silu else None, cu_seqlens=bounds
+    )
+    activations = conv_out if is_silu else ACT2FN[net.activation](conv_out)
+    q, k, v = _split_heads(net, activations, b.shape[2])
+    out, _ = chunk_gated_delta_rule(
+        q, k, v, decay, beta, cu_seqlens=bounds, use_qk_l2norm_in_kernel=True
+    )
+    heads: torch.Tensor = out.view(*rows, *out.shape[2:])
+    return heads
 
 
-def _split_heads(net: Any, activations: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
-    """q and k [B, S, heads, K] and v [B, S, heads, D]; each key head serves some neighbours."""
-    times, values = net.num_v_heads // net.num_k_heads, heads * net.head_v_dim
+def _split_heads(net: Any, activations: torch.Tensor, heads: int) -> list[torch.Tensor]:
+    """q and k [B, S, key heads, K] and v [B, S, heads, D]."""
+    values = heads * net.head_v_dim
     keys = (activations.shape[2] - values) // 2
     parts = torch.split(activations, [keys, keys, values], -1)
-    sizes = ((times, net.head_k_dim), (times, net.head_k_dim), (1, net.head_v_dim))
-    return tuple(
-        x.reshape(*x.shape[:2], -1, 1, size).expand(-1, -1, -1, repeats, -1).flatten(2, 3)
-        for x, (repeats, size) in zip(parts, sizes, strict=True)
-    )
+    sizes = (net.head_k_dim, net.head_k_dim, net.head_v_dim)
+    return [
+        part.reshape(*part.shape[:2], -1, size) for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 def _decay(a: torch.Tensor, head_params: _Heads) -> torch.Tensor:
@@ -335,7 +425,7 @@ def _delta_rule_with_state(
     number: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`delta_rule`, and the state [B, heads, K, D] after the last chunk."""
-    length = v.shape[2]
+    batch, heads, length, _ = v.shape
     padding = -length % CHUNK
     if number is None:
         number = torch.zeros(1, length, dtype=torch.int32, device=v.device)
@@ -368,21 +458,37 @@ def _delta_rule_with_state(
 
     # A token's new value lacks what earlier tokens of its chunk have written for its key. This is a
     # triangular system in all values of the chunk (the WY form of Yang et al. 2024).
-    system = _inverse((k * beta @ k.transpose(-1, -2)) * between)
+    inverse = _inverse_by_solver if v.is_cuda else _inverse
+    system = inverse((k * beta @ k.transpose(-1, -2)) * between)
     values, keys = system @ (v * beta), system @ (k * beta * entering)
     scores, q, k = (
         (q @ k.transpose(-1, -2)) * between,
         q * entering,
         (k * leaving).transpose(-1, -2),
     )
-    state, out = v.new_zeros(*v.shape[:2], k.shape[-2], v.shape[-1]), []
-    chunks = (x.unbind(2) for x in (q, k, scores, values, keys, through))
-    for q_, k_, scores_, values_, keys_, through_ in zip(*chunks, strict=True):
+    state = v.new_zeros(batch * heads, k.shape[-2], v.shape[-1])
+    states, deltas = [], []
+    # Few operations a chunk: a GPU waits for their launches.
+    for values_, keys_, k_, through_ in zip(
+        *(x.flatten(0, 1).unbind(1) for x in (values, keys, k, through)), strict=True
+    ):
+        states.append(state)
         # The delta: values to write, less those that the state holds for the same keys.
-        new = values_ - keys_ @ state
-        out.append(q_ @ state + scores_ @ new)
-        state = state * through_ + k_ @ new
-    return _first(torch.cat(out, 2), length, 2), state
+        delta = _add_product(values_, keys_, state, -1)
+        state = _add_product(state * through_, k_, delta)
+        deltas.append(delta)
+    state_before, delta = (
+        torch.stack(x, 1).reshape(batch, heads, len(x), *x[0].shape[1:]) for x in (states, deltas)
+    )
+    out = q @ state_before + scores @ delta
+    return _first(out.flatten(2, 3), length, 2), state.reshape(batch, heads, *state.shape[1:])
+
+
+def _add_product(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sign: int = 1) -> torch.Tensor:
+    """`x + sign * a @ b` [B, N, D], in one kernel if the device has one for it."""
+    if x.device.type in ("cpu", "cuda"):
+        return torch.baddbmm(x, a, b, alpha=sign)
+    return x + a @ b if sign > 0 else x - a @ b
 
 
 def _first(x: torch.Tensor, count: int, dim: int) -> torch.Tensor:
@@ -424,3 +530,12 @@ def _inverse(x: torch.Tensor) -> torch.Tensor:
         inverse = torch.cat([top, torch.cat([-(b @ lower_blocks @ a), b], -1)], -2)
         width *= 2
     return inverse.squeeze(-3)
+
+
+def _inverse_by_solver(x: torch.Tensor) -> torch.Tensor:
+    """`_inverse` in one kernel."""
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(
+        x, identity, upper=False, unitriangular=True
+    )
+    return inverse
