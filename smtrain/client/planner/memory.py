@@ -836,6 +836,10 @@ def _loss_moments(
     rows = min(tokens, loss_rows(tokens, shape.hidden, rank_sizes.vocab, device))
     # 8 bytes per logit, 10 on CPUs in half precision without tp: docs/planner-formulas.md.
     logit_bytes = 10.0 if w == 2 and mesh.tp == 1 and not cuda else 8.0
+    if (
+        cuda and work.is_compiled
+    ):  # nothing in fp32 leaves a fused kernel: 0.8 to 1 GiB of five runs
+        logit_bytes = 2.0 * w
     if shape.capped:
         logit_bytes = max(logit_bytes, 8.0 + w)
     # The gradient of hidden states so far, and of all of them.
