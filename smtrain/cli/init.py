@@ -16,6 +16,7 @@ from smtrain.core.text import say
 
 if TYPE_CHECKING:
     from smtrain.core.config import JobConfig
+    from smtrain.tools.data_form import DataForm
 
 app = options.app()
 _QUESTIONS = {
@@ -76,7 +77,7 @@ def init(
     _refuse_existing(file, force)
     if fault := no_folder_fault(file.parent):
         raise ConfigError(fault, code="config.wrong_value")
-    config, text = _ask_until_valid(
+    config, text, form = _ask_until_valid(
         {"--model": model, "--data": data, "--machines": machines}, file
     )
     is_known_shape = _has_known_shape(config.model.path)
@@ -90,7 +91,9 @@ def init(
             f"to train all weights of this model does not fit on {machines}; train.adapter, with"
             " LoRA, does"
         )
-    for cause in _foreseeable_failures(config, is_known_shape):
+    if form.objective != "pretrain":
+        say(f"train.objective: {form.objective}, as the first record of the data is for it")
+    for cause in (*_foreseeable_failures(config, is_known_shape), *_unread_data(form)):
         say(f"! {cause}")
     say(f"wrote {file}; next:")
     for command in ("plan", "check", "run"):
@@ -107,9 +110,9 @@ def _refuse_existing(file: Path, force: bool) -> None:
         )
 
 
-def _ask_until_valid(options: dict[str, str | None], file: Path) -> tuple[JobConfig, str]:
-    """The config of the options and of the answers to the questions for the missing ones, and its
-    YAML.
+def _ask_until_valid(options: dict[str, str | None], file: Path) -> tuple[JobConfig, str, DataForm]:
+    """The config of the options and of the answers to the questions for the missing ones, its YAML
+    and the form of its data.
 
     In a terminal a wrong answer is asked for again, with itself as the default, and the right
     answers stay. Raises `ConfigError` for wrong options, and without a terminal.
@@ -153,26 +156,64 @@ def _ask_until_valid(options: dict[str, str | None], file: Path) -> tuple[JobCon
                 say(f"! {fault}")
 
 
-def _config_of(answers: dict[str, str], file: Path) -> tuple[JobConfig, str]:
-    """The config of three answers and its YAML. Raises `ConfigError` if it cannot run."""
+def _config_of(answers: dict[str, str], file: Path) -> tuple[JobConfig, str, DataForm]:
+    """The config of three answers, its YAML and the form of its data.
+
+    Raises `ConfigError` if it cannot run.
+    """
     from smtrain.client.config.sample import Machines, values
 
     machines = Machines.parse(answers["--machines"])
     model = _relative_path(file.parent, answers["--model"])
     model_path = _path_from_here(file.parent, model)
+    data = _relative_path(file.parent, answers["--data"])
+    form = _form_of(_path_from_here(file.parent, data))
     content = values(
-        model_path,
-        _relative_path(file.parent, answers["--data"]),
-        machines,
-        mesh=_has_known_shape(model_path),
+        model_path, data, machines, mesh=_has_known_shape(model_path), objective=form.objective
     )
     content["model"]["path"] = model
+    if form.format:
+        content["data"]["format"] = form.format
     open_keys = machines.instance_type is not None
     config, text = _config_and_text(content, file, open_keys=open_keys)
-    if (interval := _best_save_interval(config)) is None:
-        return config, text
-    content["train"]["save_interval"] = interval
-    return _config_and_text(content, file, open_keys=open_keys)
+    _refuse_unreadable_data(config)
+    if (interval := _best_save_interval(config)) is not None:
+        content["train"]["save_interval"] = interval
+        config, text = _config_and_text(content, file, open_keys=open_keys)
+    return config, text, form
+
+
+def _form_of(path: str) -> DataForm:
+    """The form of the data; the default if only later checks can say what is wrong with the path.
+
+    Raises `ConfigError` for files that cannot be read.
+    """
+    from smtrain.core.errors import ConfigError, DataError
+    from smtrain.tools.data_form import DataForm, form_of
+
+    try:
+        return form_of(path)
+    except DataError as error:
+        if error.code == "data.not_found":  # the config's own check says so, by its key
+            return DataForm()
+        raise ConfigError(
+            f"data.path: {str(error).rstrip('.')}", code="config.wrong_value"
+        ) from None
+    except ConfigError:  # no such demo
+        return DataForm()
+
+
+def _refuse_unreadable_data(config: JobConfig) -> None:
+    """Raise `ConfigError` for data on this machine that are not text or records."""
+    from smtrain.client.config.checks.local_data import local_data_faults
+    from smtrain.core.errors import ConfigError
+
+    if faults := [text for _, text in local_data_faults(config, None)]:
+        raise ConfigError(faults, code="config.wrong_value")
+
+
+def _unread_data(form: DataForm) -> list[str]:
+    return [f"data.path: {form.fault}"] if form.fault else []
 
 
 def _best_save_interval(config: JobConfig) -> int | None:
@@ -248,8 +289,6 @@ def _say_size(config: JobConfig, is_known_shape: bool) -> None:
                 f" {_EPOCHS} a text teaches little new; add text, or set train.steps:"
                 f" {_EPOCHS * steps}"
             )
-    elif size == 0:
-        say(f"! data.path: {config.data.path} holds no text yet; put some there before the run")
     if is_known_shape and is_here(config):
         plan = plan_here(config)
         if plan.hours is not None:

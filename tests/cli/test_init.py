@@ -179,6 +179,7 @@ def test_a_file_is_replaced_only_if_asked_to() -> None:
             ),
             "compute.instance_count: no mesh of 1 x ml.trn1.2xlarge fits the model",
         ),
+        ((*DEMO[:3], "demo://python", "--machines", "here"), "data.path: demo://python is not a"),
         (DEMO, "--machines: is missing, and there is no terminal to ask on"),
     ],
 )
@@ -189,6 +190,64 @@ def test_what_cannot_run_is_said_and_nothing_is_written(
     with pytest.raises(ConfigError, match=sentence):
         init(*arguments)
     assert list(here.iterdir()) == []
+
+
+NOISE = bytes(range(256)) * 9
+NO_TEXT = "is not text in UTF-8; it looks like no text at all, so leave this file out"
+UNREADABLE = {
+    "noise.bin": (NOISE, NO_TEXT),
+    "noise": (NOISE, NO_TEXT),
+    "noise.txt": (NOISE, NO_TEXT),
+    "noise.jsonl": (NOISE, NO_TEXT),
+    "picture.png": (b"\x89PNG\r\n\x1a\n" + NOISE, NO_TEXT),
+    "archive.txt": (b"PK\x03\x04" + NOISE, NO_TEXT),
+    "empty.txt": (b"", "is empty; give a file with text"),
+    "words.txt": ("w1 w2 ".encode("utf-16le") * 9, "set data.encoding to utf-16le, or convert it"),
+    "noise.csv": (NOISE, "noise.csv is not UTF-8"),
+    "noise.parquet": (NOISE, "noise.parquet cannot be read as parquet"),
+    "noise.tar": (NOISE, "noise.tar is not a whole tar archive"),
+    "pictures/a.png": (NOISE, "holds no file of text that can be read .*; give a folder of text"),
+    "nothing/.x": (b"x", "holds no file of text that can be read"),
+}
+
+
+def test_data_that_are_no_text_are_refused(here: Path) -> None:
+    for name, (content, sentence) in UNREADABLE.items():
+        (file := here / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        path = f"data/{name.partition('/')[0]}"
+        with pytest.raises(ConfigError, match=f"^data.path: .*{sentence}"):
+            init(*DEMO[:3], path, "--machines", "here")
+        assert not Path("smtrain.yaml").exists(), name
+
+
+TALK = {"instruction": "x", "output": "y"}
+FORMS: dict[str, tuple[Any, str, str]] = {
+    "talk.jsonl": (TALK, "sft", ""),
+    "pairs.jsonl": ({"prompt": "x", "chosen": "y", "rejected": "z"}, "dpo", ""),
+    "alpaca.jsonl": ({**TALK, "text": "x y"}, "pretrain", ""),
+    "other.jsonl": (
+        {"body": "x"},
+        "pretrain",
+        "! data.path: other.jsonl, line 1: no column 'text'",
+    ),
+    "README.md": (None, "pretrain", ""),
+}
+
+
+def test_the_objective_is_that_of_the_first_record(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, (record, objective, note) in FORMS.items():
+        Path(name).write_text(f"{json.dumps(record)}\n" * 9 if record else "# Title\n")
+        init(*DEMO[:3], name, "--machines", "here", "--force")
+        config, said = load_config("smtrain.yaml"), capsys.readouterr().out
+        assert config.train.objective == objective, name
+        assert (f"train.objective: {objective}" in said) == (objective != "pretrain")
+        assert ("! data.path" in said) == bool(note)
+        assert note in said
+        assert config.train.lr == (1e-6 if objective == "dpo" else 1e-4)
+        assert config.data.format == ("text" if name == "README.md" else "auto")
 
 
 def test_on_a_terminal_it_asks_three_questions_and_the_wrong_ones_again(here: Path) -> None:

@@ -26,6 +26,8 @@ from smtrain.core.targets import TARGETS
 THIS_MACHINE = "here"
 _MACHINES = re.compile(r"(ml\.[a-z0-9-]+\.[a-z0-9]+)(?:[:x](\d{1,5}))?")
 _WIDTH = 100
+DPO_LR = 1e-6
+"""TRL 1.16's default for preference training, which falls apart at the rates of text."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Machines:
         return cls(match[1], int(match[2] or 1))
 
 
-def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str, Any]:
+def values(
+    model: str, data: str, machines: Machines, *, mesh: bool, objective: str = "pretrain"
+) -> dict[str, Any]:
     """The keys of the config, without those that should follow the machines: the engine and, if the
     planner knows model and machines (`mesh`), mesh and batch.
     """
@@ -83,10 +87,11 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
         "data": {"path": data},
         **planned_values,
         "train": {
+            **({} if objective == "pretrain" else {"objective": objective}),
             "steps": 100 if is_local else 1000,
             **batch,
             "seq_len": length,
-            "lr": 1e-4,
+            "lr": DPO_LR if objective == "dpo" else 1e-4,
             "warmup_steps": 0.1,
             "precision": "fp32" if is_local else "bf16",
             "save_interval": 50 if is_local else 100,

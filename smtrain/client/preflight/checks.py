@@ -184,12 +184,7 @@ def _of_queue(
     # A machine that the planner does not know has no plan, so there is nothing to report about
     # nodes of one's own.
     checks = {**{name: CHECKS[name] for name in ON_CLUSTERS}, **extra_checks}
-    findings = [
-        finding
-        for name, check in checks.items()
-        for finding in _run_check(context, name, check)
-        if isinstance(finding, Finding)
-    ]
+    findings = _findings(context, checks)
     nodes = _check_queue(chain, stages, probe="train" in stages)
     return Report((Finding("config", "ok", "the config is valid"), *nodes, *findings))
 
@@ -300,16 +295,20 @@ def require_launchable(
 
     `extra_checks` has the checks that the client cannot make itself.
 
-    A local run is only checked against this machine and the image of its containers. The price is
-    left out, as the command line has already asked about it.
+    Without a rented machine the checks are those of this machine and its image, or of the cluster,
+    and those that read the data. The price is left out, as the command line has already asked
+    about it.
     """
-    if chain.target.record.queues:
-        report = Report(tuple(_check_queue(chain, stages)))
-    elif chain.target.record.rented:
+    if chain.target.record.rented:
         report = run_checks(chain, stages, left_out=["price"], extra_checks=extra_checks)
     else:
         context = Context(chain, stages)
-        report = Report((*this_machine.machine(context), *image.image(context)))
+        machines = (
+            _check_queue(chain, stages)
+            if chain.target.record.queues
+            else (*this_machine.machine(context), *image.image(context))
+        )
+        report = Report((*machines, *_findings(context, extra_checks)))
     for sentence in report.sentences("warning"):
         say(f"warning: {sentence}")
     if not report.ok:
@@ -319,6 +318,16 @@ def require_launchable(
                 [*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]
             )
         )
+
+
+def _findings(context: Context, checks: Mapping[str, Check]) -> list[Finding]:
+    """The findings of these checks, one check after the other."""
+    return [
+        finding
+        for name, check in checks.items()
+        for finding in _run_check(context, name, check)
+        if isinstance(finding, Finding)
+    ]
 
 
 def _run_check(context: Context, name: str, check: Check) -> list[Finding | CheckUnavailable]:

@@ -58,7 +58,7 @@ def _text_faults(config: JobConfig, pattern: str) -> Iterator[str]:
         choice, _ = choose_in(path, form)
         if not choice.read:
             remedy = unread_remedy(path, config.data.encoding)
-            sentences = [_without_remedy(text, remedy) for text in choice.sentences()]
+            sentences = [_without_remedy(text) for text in choice.sentences()]
             reasons = "; ".join(sentences) or "it is empty"
             yield f"{path} holds no file of text that can be read ({reasons}); {remedy}"
         files = [(path / name, file_form) for name, file_form in choice.read]
@@ -112,9 +112,11 @@ def unread_remedy(folder: Path, encoding: str | None) -> str:
     )
 
 
-def _without_remedy(sentence: str, remedy: str) -> str:
-    """The sentence about a skipped file, without its remedy if that one follows."""
-    return sentence.partition("; ")[0] if _AS_TEXT in sentence and _AS_TEXT in remedy else sentence
+def _without_remedy(sentence: str) -> str:
+    """The sentence about a skipped file, without the remedy of `unread_remedy`, which follows if it
+    helps.
+    """
+    return sentence.partition("; ")[0] if _AS_TEXT in sentence else sentence
 
 
 def _head(file: Path, size: int = _HEAD) -> bytes:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from smtrain.worker.data.read.record_fields import objective_remedy
+
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
@@ -83,6 +85,7 @@ def _field(row: dict[str, Any], name: str) -> tuple[object, str]:
         if not isinstance(value, dict) or part not in value:
             texts = [key for key, field_value in row.items() if isinstance(field_value, str)]
             remedy = f"; set data.text_column to {' or '.join(texts[:5])}" if texts else ""
+            remedy = objective_remedy(row, "pretrain") or remedy
             return (
                 None,
                 f"no column {name!r}, only {', '.join(map(repr, row)) or 'nothing'}{remedy}",

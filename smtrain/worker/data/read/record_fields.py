@@ -5,8 +5,9 @@ docs/sft.md shows it, `turns` and `chat` read their names from it, and a test tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Use = Literal["prompt", "learned", "decides", "option", "counted", "columns", "refused"]
 USES: dict[Use, str] = {
@@ -242,3 +243,22 @@ def turn_fields(*uses: Use) -> tuple[str, ...]:
             n.partition(_TURN)[2] for f in FIELDS if f.use in uses for n in f.names if _TURN in n
         )
     )
+
+
+def objective_of(record: Mapping[str, Any]) -> Literal["pretrain", "sft", "dpo"]:
+    """The objective that learns from a record with these fields; pretrain if it has `text`."""
+    present = {name for name, value in record.items() if value is not None}
+    if any(present.issuperset(pair) for pair in PAIRS):
+        return "dpo"
+    is_talk = not present.isdisjoint(("messages", "conversations", "instruction"))
+    return "sft" if is_talk and "text" not in present else "pretrain"
+
+
+def objective_remedy(record: Mapping[str, Any], objective: str) -> str:
+    """`; set train.objective: sft` if another objective than this one learns from the record, else
+    empty.
+    """
+    right_objective = objective_of(record)
+    is_known = right_objective != "pretrain" or isinstance(record.get("text"), str)
+    is_another = right_objective != objective and is_known
+    return f"; set train.objective: {right_objective}" if is_another else ""

@@ -9,7 +9,13 @@ from typing import Any, Literal, get_args
 from smtrain.core.config.data import Column
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.ignored_fields import IgnoredText, ignored_fields
-from smtrain.worker.data.read.record_fields import ANSWER_LABELS, MEDIA_FIELDS, PAIRS, record_fields
+from smtrain.worker.data.read.record_fields import (
+    ANSWER_LABELS,
+    MEDIA_FIELDS,
+    PAIRS,
+    objective_remedy,
+    record_fields,
+)
 from smtrain.worker.data.tokenize.template_options import option_fields, read_options
 from smtrain.worker.data.tokenize.turns import RecordFault, clean, read_tools, read_turns
 
@@ -129,6 +135,7 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
     )
     raise RecordFault(
         f"no column {expected_columns}, only {', '.join(map(repr, row)) or 'nothing'}"
+        f"{objective_remedy(row, 'sft')}"
     )
 
 

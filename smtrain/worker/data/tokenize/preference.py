@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.worker.data.read.record_fields import MEDIA_FIELDS, PAIRS
+from smtrain.worker.data.read.record_fields import MEDIA_FIELDS, PAIRS, objective_remedy
 from smtrain.worker.data.tokenize.template_options import (
     KWARGS,
     OPTIONS,
@@ -60,6 +60,7 @@ def preference(row: dict[str, Any]) -> Preference:
         present_columns = [repr(name) for name, value in row.items() if value is not None]
         raise RecordFault(
             f"no columns chosen and rejected, only {', '.join(present_columns) or 'nothing'}"
+            f"{objective_remedy(row, 'dpo')}"
         )
     chosen, rejected = (_answer(row[name], name) for name in names)
     prompt, read = _prompt(row)
