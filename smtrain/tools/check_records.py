@@ -168,13 +168,11 @@ def _check_source(
         (read - first.bad.count) * bool(samples) if kind == "conversations" else samples
     )
     if first.bad.count and (first.bad.count > config.data.max_bad or not usable_records):
-        lines = first.bad.describe()
-        lines = lines.replace(f"{first.name}, line ", "line ")
         yield Finding(
             kind,
             "fault",
             f"{source_label}: {first.bad.count} of the first {read} records are {_NO[kind]}:"
-            f" {lines}",
+            f" {first.bad.describe(first.name)}",
             f"correct them, or allow them with data.max_bad (`smtrain help {_PAGE[kind]}`)",
         )
     elif not usable_records and kind != "documents":

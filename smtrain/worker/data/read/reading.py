@@ -5,6 +5,8 @@ Documents stay in Arrow arrays, without a Python object per document, unless a b
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +32,7 @@ BAD_LINES_NAMED = 20
 """The most bad lines that an error names."""
 
 
+_BAD_LINE = re.compile(r"(.*?), line (\d+): (.*)", re.DOTALL)
 _DEEPEST = 500
 """Nesting of JSON values that Arrow parses here; it fails at some thousands in a thread."""
 
@@ -48,6 +51,13 @@ class BadLine:
     def __str__(self) -> str:
         return f"{self.file}, line {self.line}: {self.reason}"
 
+    @classmethod
+    def parse(cls, text: str) -> BadLine:
+        """The bad line that `str` wrote."""
+        match = _BAD_LINE.fullmatch(text)
+        assert match is not None
+        return cls(match[1], int(match[2]), match[3])
+
 
 class BadLines:
     """The bad lines of a corpus so far: how many, and the first of them with their places."""
@@ -56,6 +66,7 @@ class BadLines:
         self._one, self._of = unit, of
         self.count = 0
         self.kept: list[str] = []
+        """The first BAD_LINES_KEPT, as the manifest and the journal have them."""
         self.place = -1, 0
         """The file of the last block, and its lines so far."""
 
@@ -75,25 +86,38 @@ class BadLines:
         """
         earlier_lines = 0 if first or file != self.place[0] else self.place[1]
         self.place = file, earlier_lines + lines
-        new_lines = [
-            str(BadLine(bad_line.file, earlier_lines + bad_line.line, bad_line.reason))
-            for bad_line in bad
-        ]
+        new_lines = [str(replace(bad_line, line=earlier_lines + bad_line.line)) for bad_line in bad]
         self.count += len(new_lines) + extra_count
         self.kept += new_lines[: BAD_LINES_KEPT - len(self.kept)]
         if self.count > max_bad:
-            suffix = f" Also bad: {self.describe(1)}." if self.count > 1 else ""
+            first_group, *other_groups = self._groups()
+            suffix = f" Also bad: {'; '.join(other_groups)}." if other_groups else ""
             raise DataError(
-                f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and"
+                f"{first_group}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and"
                 f" max_bad is {max_bad}, so correct the {self._of} or raise data.max_bad.{suffix}"
             )
 
-    def describe(self, start: int = 0) -> str:
-        """The bad lines with their places, from number `start` to BAD_LINES_NAMED."""
-        hidden_count = self.count - BAD_LINES_NAMED
-        return "; ".join(self.kept[start:BAD_LINES_NAMED]) + (
-            f"; and {hidden_count:,} more" if hidden_count > 0 else ""
-        )
+    def describe(self, file: str = "") -> str:
+        """The bad lines with their places, BAD_LINES_NAMED at most; lines with the same reason
+        together, those of `file` without its name.
+        """
+        return "; ".join(self._groups(file))
+
+    def _groups(self, file: str = "") -> list[str]:
+        """A sentence for each reason of a file, in the order of their first lines."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        named_counts: Counter[tuple[str, str]] = Counter()
+        for number, bad_line in enumerate(map(BadLine.parse, self.kept)):
+            key = bad_line.file, bad_line.reason
+            if number < BAD_LINES_NAMED or key in groups:
+                groups.setdefault(key, []).append(bad_line.line)
+                named_counts[key] += number < BAD_LINES_NAMED
+        sentences = [
+            f"{f'{name}, ' * (name != file)}{_line_numbers(lines, named_counts[name, reason])}: {reason}"
+            for (name, reason), lines in groups.items()
+        ]
+        hidden_count = self.count - sum(map(len, groups.values()))
+        return [*sentences, f"and {hidden_count:,} more"] if hidden_count else sentences
 
     def nothing_else(self, source: str) -> str:
         """A sentence for a source without a good line."""
@@ -103,6 +127,16 @@ class BadLines:
             else f"the only {self._one} is bad"
         )
         return f"{source}: {share}, beginning with {self.kept[0]}; correct the {self._of}."
+
+
+def _line_numbers(lines: list[int], named_count: int) -> str:
+    """`line 6`, `lines 6 and 16` or `lines 6, 16 and 3 more`, with `named_count` numbers."""
+    if len(lines) == 1:
+        return f"line {lines[0]}"
+    hidden_count = len(lines) - named_count
+    last = f"{hidden_count:,} more" if hidden_count else str(lines[-1])
+    numbers = lines[:named_count] if hidden_count else lines[:-1]
+    return f"lines {', '.join(map(str, numbers))} and {last}"
 
 
 def strings(values: list[str] | pa.Array | None = None) -> Any:

@@ -132,7 +132,7 @@ def test_a_bad_line_stops_and_leaves_what_was_there(
     with (text / "a.jsonl").open("a") as handle:
         handle.write("{broken\n{again\n")
     sentence = (
-        r"a\.jsonl, line 201: not JSON .* 2 bad lines so far and max_bad is 1, .* raise"
+        r"a\.jsonl, lines 201 and 202: not JSON .* 2 bad lines so far and max_bad is 1, .* raise"
         r" data\.max_bad"
     )
     with pytest.raises(DataError, match=sentence):

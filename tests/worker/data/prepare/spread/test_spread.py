@@ -280,7 +280,8 @@ def test_bad_lines_are_counted_over_all_machines_with_their_places(
     spread = Spread(InThisProcess(random.Random(1)), share_bytes=256)
     options = PrepareOptions(seq_len=8, max_bad=1)
     with pytest.raises(
-        DataError, match=r"a\.jsonl, line 32: not JSON.*; 2 bad lines so far and max_bad is 1"
+        DataError,
+        match=r"a\.jsonl, lines 32 and 84: not JSON.*; 2 bad lines so far and max_bad is 1",
     ):
         prepare(
             tmp_path / "a.jsonl",
