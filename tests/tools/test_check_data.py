@@ -229,6 +229,9 @@ def test_bad_lines_are_named_by_reason_and_at_most_twenty() -> None:
     first, second, *numbered, rest = bad.describe("1.txt").split("; ")
     assert (first, second, rest) == ("0.txt, lines 1, 2 and 3: x", "line 1: y", "and 114 more")
     assert numbered == [f"2.txt, line {n + 1}: z{n}" for n in range(16)]
+    few = BadLines()
+    few.add(0, True, 50, [BadLine("0.txt", at, "x") for at in range(1, 51)], max_bad=1000)
+    assert few.describe() == f"0.txt, lines {', '.join(map(str, range(1, 21)))} and 30 more: x"
     assert (bad.count, len(bad.kept), bad.kept[3]) == (134, 100, "1.txt, line 1: y")
 
 

@@ -1,12 +1,13 @@
-"""Options of a chat template: names that are reserved, and the JSON object that a person types."""
+"""A chat template's file and options: names that are reserved, and the JSON object that a person types."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from smtrain.core.errors import ConfigError
-from smtrain.core.files import parse_json
+from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.core.files import parse_json, read_whole
 
 RESERVED_NAMES = frozenset(
     {
@@ -64,3 +65,14 @@ def checked_options(option: str, values: Mapping[str, Any] | None) -> dict[str, 
     if fault := reserved_fault(values or ()):
         raise ConfigError(f"{option}: {fault}", code="config.wrong_value")
     return dict(values or {})
+
+
+def read_template(file: Path) -> str:
+    """The chat template in a file. Raises `CheckpointError` if it cannot be read."""
+    try:
+        return read_whole(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise CheckpointError(
+            f"{file} cannot be read as a chat template ({reason}); name a file with one"
+        ) from None

@@ -10,7 +10,8 @@ from typing import Any
 from smtrain.client.launch.names import require_name
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.extras import pause_collector
-from smtrain.core.model.chat_options import checked_options
+from smtrain.core.model.chat_options import checked_options, read_template
+from smtrain.core.model.hf_config import positions_named
 from smtrain.core.public_api import public
 from smtrain.core.spinner import spinner
 from smtrain.core.targets import TargetName
@@ -113,6 +114,8 @@ def chat(
         )
     models = find_models(model, compare, adapter, target, config)
     file = None if template is None else Path(template)
+    if file is not None:
+        read_template(file)  # refused before the model is loaded
     base, trained_model = _load_with_template(models, file, options, processes, say)
     speakers = (
         [Speaker("base", base, base is trained_model, Conversation(system, turns))]
@@ -199,6 +202,24 @@ def find_models(
     ):
         comparison_model = None  # the same weights, with the adapter switched off
     return source, comparison_model, on_top
+
+
+def refuse_unusable(model: FoundModel, template: str | Path | None, sampling: Sampling) -> None:
+    """Refuse settings that this model cannot use, before it is loaded.
+
+    Raises `ConfigError` if no prompt leaves room for the text, and `CheckpointError` for a file
+    that cannot be read as a chat template.
+    """
+    if template is not None:
+        read_template(Path(template))
+    positions = positions_named(model.model_config)
+    if positions is not None and sampling.max_new_tokens >= positions:
+        raise ConfigError(
+            f"max_new_tokens: got {sampling.max_new_tokens:,}, and {model.name} has"
+            f" {positions:,} positions for a prompt and its text together; set at most"
+            f" {positions - 1}",
+            code="config.wrong_value",
+        )
 
 
 def load_models(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:

@@ -19,7 +19,13 @@ from smtrain.core.spinner import spinner
 from smtrain.core.suggest import near_path
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say, with_article
-from smtrain.tools.chat.chat import Models, find_models, known_settings, load_models
+from smtrain.tools.chat.chat import (
+    Models,
+    find_models,
+    known_settings,
+    load_models,
+    refuse_unusable,
+)
 from smtrain.worker.generation.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -225,6 +231,7 @@ def generate(
     if file is not None:
         _refuse_output(file, overwrite)
     models = find_models(model, None, adapter, target, config)
+    refuse_unusable(models[0], template, sampling)
     if file is None:
         return _generate(models, queue, batch, form, sampling, processes, None, say)
     contents = [None if item is None else item.identity() for item in models]
@@ -438,7 +445,9 @@ def one_by_one(
     say: Say,
 ) -> Iterator[tuple[int, str]]:
     """(number of the prompt, piece of its text), as it comes."""
-    with _load(find_models(model, None, adapter, target, config), processes, say) as ready:
+    models = find_models(model, None, adapter, target, config)
+    refuse_unusable(models[0], form.template, sampling)
+    with _load(models, processes, say) as ready:
         from smtrain.worker.generation.generating import stream
 
         for number, ids in enumerate(_encode_prompts(ready, prompts, form, sampling, say)):

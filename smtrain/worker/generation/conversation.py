@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smtrain.core.errors import CheckpointError, DataError, first_line
-from smtrain.core.files import read_whole
+from smtrain.core.model.chat_options import read_template
 from smtrain.worker.generation.generating import encode_prompt
 from smtrain.worker.generation.load import LoadedModel
 
@@ -28,13 +28,7 @@ def set_template(
     """
     loaded_model.template_options = dict(options or {})
     if file is not None:
-        try:
-            loaded_model.tokenizer.chat_template = read_whole(file)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise CheckpointError(
-                f"{file} cannot be read as a chat template ({reason}); name a file with one"
-            ) from None
+        loaded_model.tokenizer.chat_template = read_template(file)
     if not loaded_model.tokenizer.chat_template:
         raise CheckpointError(
             f"{loaded_model.folder} has no chat template to ask in; name one with --template FILE"

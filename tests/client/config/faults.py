@@ -1862,6 +1862,12 @@ MODEL = (
     ),
     case(
         "local",
+        {"generate.max_new_tokens": 256},
+        "256 and a prompt are beyond the model's 256 positions",
+        ("set at most 255", {"generate.max_new_tokens": 255}),
+    ),
+    case(
+        "local",
         {"train.seq_len": 2000, "model.rope": YARN},
         "is beyond the model's 1024 positions with model.rope",
         ("use at most that", {"train.seq_len": 1024}),

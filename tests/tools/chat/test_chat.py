@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -474,6 +475,15 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"txt": 1}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl:1: has no prompt"):
         smtrain.generate(folder, files=[tmp_path / "bad.jsonl"])
+    (weightless := tmp_path / "weightless").mkdir()  # to load it would fail otherwise
+    for name in ("config.json", "tokenizer.json"):
+        (weightless / name).write_bytes((folder / name).read_bytes())
+    (weightless / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"max_new_tokens: got 100,000.* set at most "):
+        smtrain.generate(weightless, "one", max_new_tokens=100_000)
+    for ask in (smtrain.chat, partial(smtrain.generate, prompts="one")):
+        with pytest.raises(CheckpointError, match="nowhere cannot be read as a chat template"):
+            ask(weightless, template=tmp_path / "nowhere")
     plain = make(tmp_path / "plain", "llama")
     with pytest.raises(CheckpointError, match="has no chat template"):
         smtrain.chat(plain)

@@ -437,6 +437,16 @@ def shape_faults(config: JobConfig, hf_config: dict[str, object]) -> Iterator[Fa
                 f" most that{suffix}"
             ),
         )
+    new_tokens = config.generate.max_new_tokens
+    is_chosen = "max_new_tokens" in config.generate.model_fields_set and config.generate.prompts
+    if longest is not None and is_chosen and new_tokens >= longest:
+        yield (
+            {"model.path", "model.rope", "generate.max_new_tokens"},
+            (
+                f"generate.max_new_tokens: {new_tokens} and a prompt are beyond the model's"
+                f" {longest} positions; set at most {longest - 1}"
+            ),
+        )
     if config.train.engine == "nxd" and not shape.by_nxd:
         yield (
             {"model.path", "train.engine"},

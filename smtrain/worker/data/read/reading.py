@@ -107,9 +107,10 @@ class BadLines:
         """A sentence for each reason of a file, in the order of their first lines."""
         groups: dict[tuple[str, str], list[int]] = {}
         named_counts: Counter[tuple[str, str]] = Counter()
+        knows_all = len(self.kept) == self.count  # else only the number of the rest is known
         for number, bad_line in enumerate(map(BadLine.parse, self.kept)):
             key = bad_line.file, bad_line.reason
-            if number < BAD_LINES_NAMED or key in groups:
+            if number < BAD_LINES_NAMED or (key in groups and knows_all):
                 groups.setdefault(key, []).append(bad_line.line)
                 named_counts[key] += number < BAD_LINES_NAMED
         sentences = [
