@@ -103,6 +103,16 @@ def init(
 def _refuse_existing(file: Path, force: bool) -> None:
     from smtrain.core.errors import ConfigError
 
+    if file.is_dir():
+        raise ConfigError(
+            f"{file} is a folder; name a file, such as {file / 'smtrain.yaml'}",
+            code="config.wrong_value",
+        )
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{file}: a config is YAML with comments; name it {file.with_suffix('.yaml')}",
+            code="config.wrong_value",
+        )
     if file.exists() and not force:
         raise ConfigError(
             f"{file} is there already; name another file, or --force replaces it",

@@ -192,6 +192,18 @@ def test_what_cannot_run_is_said_and_nothing_is_written(
     assert list(here.iterdir()) == []
 
 
+def test_only_a_yaml_file_is_written(here: Path) -> None:
+    (here / "texts").mkdir()
+    for name, sentence in (
+        ("texts", "texts is a folder; name a file, such as texts/smtrain.yaml"),
+        ("", ". is a folder; name a file, such as smtrain.yaml"),
+        ("run.toml", "run.toml: a config is YAML with comments; name it run.yaml"),
+        ("run", "run: a config is YAML with comments; name it run.yaml"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+            init(name, *DEMO, "--machines", "here", "--force")
+
+
 NOISE = bytes(range(256)) * 9
 NO_TEXT = "is not text in UTF-8; it looks like no text at all, so leave this file out"
 UNREADABLE = {

@@ -201,7 +201,11 @@ DOORS = {
         home,
         {"demo://smollm2": "demo://tiny-llama", "train.steps=20": "train.steps=4"},
     ),
-    "gpu": Door("docs/first-run-gpu.md", gpu, {"chat NAME": "chat qwen3-8b-lora <<<Hello"}),
+    "gpu": Door(
+        "docs/first-run-gpu.md",
+        gpu,
+        {"--train": "--train --minutes 2", "chat NAME": "chat qwen3-8b-lora <<<Hello"},
+    ),
     "slurm": Door("docs/slurm.md", slurm),
     "aws": Door(
         "docs/first-run-aws.md",
