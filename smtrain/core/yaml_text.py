@@ -11,10 +11,13 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from yaml.constructor import SafeConstructor
+
+from smtrain.core.files import read_whole
 
 MOST_BYTES = 1 << 20
 """Size limit of a text, in bytes."""
@@ -395,3 +398,14 @@ def _not_yaml(error: yaml.YAMLError, reader: _Values) -> NoReturn:
         "put text with special characters in quotes",
     )
     raise YamlError(f"{problem}; {remedy}", line, reader.way, syntax=True) from None
+
+
+def config_hint(path: str | Path) -> str:
+    """`it is a config, whose run is NAME; ` for the file of a config; else empty."""
+    file = Path(path)
+    try:
+        content = parse(read_whole(file)) if file.suffix in (".yaml", ".yml") else None
+    except (OSError, ValueError, YamlError):
+        return ""
+    run = content.get("name") if isinstance(content, dict) else None
+    return f"it is a config, whose run is {run}; " if isinstance(run, str) else ""

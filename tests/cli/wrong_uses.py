@@ -557,6 +557,17 @@ def of_the_issue() -> Iterator[Use]:
             ["init", "run.yaml", "--model", "model", "--data", "text", "--machines", "here"],
             "run.yaml",
         ),
+        (
+            ["init", "text", "--model", "model", "--data", "text", "--machines", "here"],
+            "text is a folder; name a file, such as text/smtrain.yaml",
+        ),
+        (["status", "run.yaml"], "it is a config, whose run is"),
+        (["chat", "run.yaml"], "it is a config, whose run is"),
+        (
+            ["data", "prepare", "pictures.png", "to", "--model", "tokenizer"],
+            "is not text; it looks",
+        ),
+        (["data", "inspect", "text"], "give the output of stage prepare, or of `smtrain data"),
     ):
         yield Use(tuple(call), said)
 

@@ -85,8 +85,11 @@ class Job:
             else (name, target)
         )
         if not _NAME.fullmatch(self.name):
+            from smtrain.core.yaml_text import config_hint
+
             raise JobError(
-                f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones",
+                f"{name!r} cannot be a job's name; {config_hint(name)}`smtrain list` lists the"
+                " existing ones",
                 code="job.not_found",
             )
         self.known_status: str | None = None

@@ -63,8 +63,11 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
     run_and_stage = stage_of(job)
     run = run_and_stage[0] if run_and_stage else job
     if not _RUN.fullmatch(run):
+        from smtrain.core.yaml_text import config_hint
+
         raise JobError(
-            f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are",
+            f"{name!r} cannot be the name of a run or job; {config_hint(name)}`smtrain list` lists"
+            " the existing ones",
             code="job.not_found",
         )
     attempts = jobs_of(place, run, "train")[::-1]

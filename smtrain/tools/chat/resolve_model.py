@@ -33,6 +33,7 @@ from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, spelling_fault
 from smtrain.core.suggest import near_path
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
+from smtrain.core.yaml_text import config_hint
 from smtrain.tools.chat.remote_folder import RemoteFolder
 from smtrain.worker.checkpoint.huggingface.damage import edited_files
 from smtrain.worker.checkpoint.storage import LocalPlace, Place
@@ -242,7 +243,8 @@ def _hub_hint(text: str) -> str:
 def _local_model(path: Path, name: str) -> FoundModel:
     if not path.is_dir():
         raise CheckpointError(
-            f"{name} is a file, and {file_kind(path)}; name the folder of a Hugging Face model"
+            f"{name} is a file, and {file_kind(path)}; {config_hint(path)}name the folder of a"
+            " Hugging Face model"
         )
     if model_folder := _model_in(path):
         folder, is_adapter = model_folder

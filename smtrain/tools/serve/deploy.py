@@ -184,16 +184,18 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
         JobError: There is no such endpoint.
 
     Examples:
-        >>> smtrain.undeploy("no-such-endpoint", target="local")
+        >>> smtrain.undeploy("no-such-endpoint", target="local")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        smtrain.core.errors.JobError: no-such-endpoint: there is no such endpoint on target local
+        smtrain.core.errors.JobError: no-such-endpoint: there is no such endpoint on target local; ...
     """
     from botocore.exceptions import ClientError
 
     place = sagemaker_backend_of_job("", target)[1]
     description = describe_endpoint(place, name)
     if description is None:
-        raise JobError(f"{name}: there is no such endpoint on target {place.name}")
+        raise JobError(
+            f"{name}: there is no such endpoint on target {place.name}; correct the name, or target"
+        )
     client = place.sagemaker
     config = client.describe_endpoint_config(EndpointConfigName=description["EndpointConfigName"])
     client.delete_endpoint(EndpointName=name)

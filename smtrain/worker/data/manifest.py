@@ -181,8 +181,8 @@ class DatasetManifest:
             fields = verify_record(retry(lambda: read_object(path)))
         except FileNotFoundError:
             raise DataError(
-                f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and"
-                " give its output.",
+                f"{folder} is not a prepared dataset (it has no {NAME}); give the output of stage"
+                " prepare, or of `smtrain data prepare`.",
                 code="data.not_found",
             ) from None
         except (OSError, ValueError) as error:

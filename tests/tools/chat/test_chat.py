@@ -466,6 +466,11 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match="is a file"):
         smtrain.chat(tmp_path / "notes.txt")
+    (tmp_path / "run.yaml").write_text("name: tiny\n")
+    with pytest.raises(CheckpointError, match="it is a config, whose run is tiny; name the folder"):
+        smtrain.chat(tmp_path / "run.yaml")
+    with pytest.raises(JobError, match="it is a config, whose run is tiny; `smtrain list` lists"):
+        smtrain.Job(str(tmp_path / "run.yaml"))
     with pytest.raises(ConfigError, match="warmth: is not a generation setting"):
         smtrain.chat(folder, warmth=1)
     with pytest.raises(ConfigError, match="turns: got -1"):

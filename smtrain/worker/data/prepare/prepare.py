@@ -192,8 +192,8 @@ class _TextPreparation(Preparation):
                 )
                 raise DataError(
                     f"{source} gives {part.tokens} tokens in {part.documents}"
-                    f" documents{holdout_note}{dropped_note}, and one sample needs seq_len + 1 ="
-                    f" {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
+                    f" document{'s' * (part.documents != 1)}{holdout_note}{dropped_note}, and one"
+                    f" sample needs seq_len + 1 = {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
                 )
         if held_out and held_out.tokens < 2:
             if not from_sources:

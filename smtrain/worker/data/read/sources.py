@@ -220,6 +220,10 @@ def _kind_of_one(path: Path, format: Format) -> str:
     name = path.name
     kind = format if format != "auto" else textfiles.kind_of(name, lambda _: path.open("rb"))
     if kind is None:
+        with path.open("rb") as file:
+            head = file.read(1 << 12)
+        if b"\0" in head and not textfiles.encoding_like(head):
+            raise DataError(f"{name} is not text; {textfiles.encoding_remedy(head, name)}.")
         raise DataError(
             f"{name} has an ending that says nothing about its format; set data.format to "
             f"{', '.join(kind for kind in ENDINGS if kind != 'text')} or text."

@@ -147,7 +147,7 @@ def test_a_bad_line_stops_and_leaves_what_was_there(
 def test_too_little_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "a.txt").write_text("two words")
     with pytest.raises(
-        DataError, match=r"gives \d+ tokens in 1 documents, and one sample needs seq_len \+ 1 = 65"
+        DataError, match=r"gives \d+ tokens in 1 document, and one sample needs seq_len \+ 1 = 65"
     ):
         prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=64)
     (tmp_path / "empty.jsonl").write_text("")
