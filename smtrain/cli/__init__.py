@@ -153,7 +153,7 @@ def main() -> None:
     argv = sys.argv[1:]
     try:
         if argv and argv[0] in COMMANDS:
-            from smtrain.cli.work import announce
+            from smtrain.core.work import announce
 
             announce(argv)
             from smtrain.cli.dispatch import call

@@ -25,6 +25,7 @@ from smtrain.core.extras import missing_module
 from smtrain.core.files import disk_sentence
 from smtrain.core.suggest import nearest
 from smtrain.core.text import with_article
+from smtrain.core.work import announce_call
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -122,6 +123,7 @@ def public(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        announce_call(function.__qualname__)
         with _translating(function, args, kwargs):
             return function(*args, **kwargs)
 

@@ -1,7 +1,7 @@
 """Show what a command is doing after half a second without output, at a terminal only.
 
 `say` (smtrain/core/text.py) counts as output. Files, pipes and notebooks get nothing from here; in
-a pipe a command that takes seconds begins with a line (smtrain/cli/work.py).
+a pipe a command that takes seconds begins with a line (smtrain/core/work.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from smtrain import cli
-from smtrain.cli.work import WORK
+from smtrain.core.work import WORK
 
 JOB, FOLDER = "JOB", "FOLDER"
 """Placeholders in `of_job` for a job's name and an output folder."""

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smtrain.cli import work
+from smtrain import SmtrainError, check, plan
+from smtrain.core import work
 from smtrain.core.text import span, wrap_text
 from tests.cli.commands import COMMANDS
 from tests.cli.test_cli import smtrain
@@ -185,13 +186,13 @@ def test_each_command_that_takes_long_has_a_first_line() -> None:
     assert set(work.WORK) == set(COMMANDS) - QUICK
 
 
-FEW = {"smtrain", "smtrain.cli", "smtrain.cli.work", "smtrain.version"}
+FEW = {"smtrain", "smtrain.core", "smtrain.core.work", "smtrain.version"}
 
 
 def test_a_pipe_gets_the_first_line_before_anything_is_imported() -> None:
     """Counts modules, as seconds depend on the machine."""
     code = (
-        "import sys\nbefore = set(sys.modules)\nfrom smtrain.cli import work\n"
+        "import sys\nbefore = set(sys.modules)\nfrom smtrain.core import work\n"
         "for words in (['plan', 'x'], ['data', 'prepare'], ['data', 'x'], ['plan', '-h'],"
         " ['list', '--json'], ['help']):\n    work.announce(words)\n"
         "print(*sorted(set(sys.modules) - before))"
@@ -214,6 +215,18 @@ def test_in_a_pipe_a_command_says_what_it_does_before_it_is_loaded(
     monkeypatch.setitem(sys.modules, "smtrain.cli.dispatch", None)  # its import fails
     done = typed("config", "set", "nowhere.yaml", "name=x")
     assert done.stderr.startswith("reading the config\nTraceback"), done.stderr
+
+
+def test_in_a_pipe_the_first_call_of_a_script_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(work, "has_pipe", lambda: True)
+    monkeypatch.setattr(work, "_is_command", False)
+    monkeypatch.setattr(work, "_has_said", False)
+    for call in (plan, check, plan):
+        with pytest.raises(SmtrainError):
+            call(1)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "planning the run\n"
 
 
 def test_a_pipe_is_the_standard_error_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-"""Say in a pipe what a command does, before anything of it is imported: CI and nohup would
-otherwise show nothing for seconds. A terminal gets a spinner instead (smtrain/core/spinner.py).
+"""Say in a pipe what a command, or the first call of a Python script, does before anything of it is
+imported: CI and nohup would otherwise show nothing for seconds. A terminal gets a spinner instead
+(smtrain/core/spinner.py), a notebook nothing.
 """
 
 from __future__ import annotations
@@ -66,12 +67,32 @@ WORK = {
 }
 """The first line of each command that takes more than half a second."""
 _QUIET = {"--help", "-h", "--json"}
+_is_command = False
+"""Whether this process is a command, which says its line itself."""
+_has_said = False
+"""Whether a call of the Python API has said its line."""
 
 
 def announce(argv: Sequence[str]) -> None:
     """Write the command's first line to standard error, unless a person or a program reads it."""
+    global _is_command
+    _is_command = True
     line = WORK.get(argv[0]) or WORK.get(" ".join(argv[:2]))
-    if line is None or not has_pipe() or not _QUIET.isdisjoint(argv):
+    if line is not None and _QUIET.isdisjoint(argv):
+        _write(line)
+
+
+def announce_call(function: str) -> None:
+    """Write the line of a function of the Python API, if it is the first one called here."""
+    global _has_said
+    if _is_command or _has_said or function not in WORK:
+        return
+    _has_said = True  # a script that plans a thousand configs gets one line
+    _write(WORK[function])
+
+
+def _write(line: str) -> None:
+    if not has_pipe():
         return
     with suppress(OSError):  # standard error is closed, which is no reason to end
         print(line, file=sys.stderr, flush=True)  # noqa: T201
