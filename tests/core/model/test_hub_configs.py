@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.planner.machines import Machine, Mesh, Work
+from smtrain.client.planner.machines import Machine, Mesh, Work, named_config, positions_of_namesake
 from smtrain.client.planner.memory import held_bytes
 from smtrain.core.model.blocks import Role
 from smtrain.core.model.hf_config import normalise, remarks
@@ -50,6 +50,14 @@ H100 = Machine.of("ml.p5.48xlarge", 64)
 def test_a_model_of_the_hub_has_its_parameters(name: str) -> None:
     shape = normalise(CONFIGS[name]).shape
     assert (shape.parameters(), shape.active_parameters()) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_of_the_hub_is_planned_by_its_name(name: str) -> None:
+    config = named_config(name)
+    assert config is not None
+    assert normalise(config).shape == normalise(CONFIGS[name]).shape
+    assert positions_of_namesake(name) == normalise(CONFIGS[name]).positions
 
 
 @pytest.mark.parametrize("name", CONFIGS)
