@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import durations, shared_imports, tiers
+from tests import durations, forked_workers, shared_imports, tiers
 from tests.shared_run import kept_run, shared_run
 
 __all__ = ["kept_run", "shared_run"]  # fixtures of all tests
@@ -254,6 +254,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     config.pluginmanager.register(durations.Durations(config), "durations")
     shared_imports.use(getattr(config, "workerinput", {}).get("imports") or shared_imports.begin())
+    forked_workers.use(config)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

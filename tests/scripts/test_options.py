@@ -63,7 +63,6 @@ class Checkout:
             folder / "scripts/test"
         ).read_bytes()
         self.write(".venv/v2/.smtrain", hashlib.sha256(made_from).hexdigest())
-        self.write(".venv/compiled", "")
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
