@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.core.model.shape import LAYER
+from smtrain.core.model.shape import LAYER, ModelShape
 from tests import tiers
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -157,7 +157,8 @@ def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo
         pytest.skip("transformers lacks the family")
     config = CONFIGS[name]
     _, own = solo.run(cases.parameter_norms, config, mesh("111 norms"))[0]
-    whole, count = sum(norm**2 for norm in own.values()) ** 0.5, config["num_hidden_layers"]
+    shape = ModelShape.from_config(config)
+    whole, count = sum(norm**2 for norm in own.values()) ** 0.5, shape.layers
     layers = [
         [n**2 for name, n in own.items() if (m := LAYER.search(name)) and int(m[1]) == i]
         for i in range(count)
@@ -172,7 +173,7 @@ def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo
         assert {part: told.parts[part] for part in expected} == pytest.approx(expected, rel=1e-3), (
             text
         )
-        assert ("head" in told.parts) == (not config.get("tie_word_embeddings"))
+        assert ("head" in told.parts) == (not shape.tied)
 
 
 @pytest.mark.full
