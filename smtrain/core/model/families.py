@@ -61,6 +61,7 @@ _ONE_GROUP = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "num_nextn_p
 _DEEPSEEK_V3 = Family(
     "deepseek_v3",
     latent=True,
+    megatron=True,
     mtp="num_nextn_predict_layers",
     max_positions=4096,
     experts=_DEEPSEEK_EXPERTS,
@@ -320,6 +321,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "qwen2_moe",
+            megatron=True,
             qkv_bias="always",
             o_bias="never",
             max_positions=32768,
@@ -456,6 +458,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "glm4_moe_lite",
             since=(5, 0),
+            megatron=True,
             latent=True,
             mtp="num_nextn_predict_layers",
             max_positions=202752,
@@ -469,6 +472,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "glm4_moe",
+            megatron=True,
             mtp="num_nextn_predict_layers",
             o_bias="never",
             qk_norm="head",

@@ -74,6 +74,8 @@ def _without_a_gpu(torch: Any) -> None:
     import megatron.core.transformer.moe.moe_utils as utils
     import megatron.core.transformer.moe.router as router
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
+    import megatron.core.transformer.multi_latent_attention as latent
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     class Stream:
@@ -84,6 +86,16 @@ def _without_a_gpu(torch: Any) -> None:
             return type("Event", (), {"synchronize": lambda self: None})()
 
     gemm.assert_grouped_gemm_is_available = lambda: None  # GroupedMLP saves without it
+    attend = DotProductAttention.__init__
+
+    def attention(
+        self: Any, *a: Any, k_channels: int = 0, v_channels: int = 0, **k: Any
+    ) -> None:  # that of 0.16.1 does not know the sizes that latent attention passes
+        attend(self, *a, **k)
+
+    DotProductAttention.__init__ = attention
+    if not isinstance(latent.TELinear, type):
+        latent.HAVE_TE = False  # 0.16.1 takes an import without Transformer Engine for one with it
     only = Stream()
     torch.cuda.Stream = lambda *a, **k: only
     torch.cuda.default_stream = torch.cuda.current_stream = lambda *a, **k: only
@@ -130,7 +142,16 @@ def _of_experts(said: dict[str, Any], ep: int, etp: int) -> dict[str, Any]:
         "moe_router_pre_softmax",
         "moe_router_score_function",
     )
-    return {name: said[name] for name in (*names, "moe_layer_freq", "moe_router_dtype")} | {
+    further = (
+        "moe_router_enable_expert_bias",
+        "moe_router_topk_scaling_factor",
+        "moe_router_num_groups",
+        "moe_router_group_topk",
+        "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
+    )
+    names = (*names, "moe_layer_freq", "moe_router_dtype", *(n for n in further if n in said))
+    return {name: said[name] for name in names} | {
         "num_moe_experts": said["num_experts"],
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -140,6 +161,21 @@ def _of_experts(said: dict[str, Any], ep: int, etp: int) -> dict[str, Any]:
     }
 
 
+_LATENT = (
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+    "rope_type",
+    "rotary_base",
+    "rotary_scaling_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
 _AS_THEY_ARE = (
     "no_rope_freq",
     "window_size",
@@ -160,7 +196,10 @@ def _models(task: dict[str, Any], tp: int, pp: int, p: int) -> list[Any]:
         get_gpt_layer_with_transformer_engine_spec,
     )
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import (
+        MLATransformerConfig,
+        TransformerConfig,
+    )
 
     from smtrain.core.model.hf_config import normalise
     from smtrain.worker.checkpoint.dtypes import FP32
@@ -180,7 +219,7 @@ def _models(task: dict[str, Any], tp: int, pp: int, p: int) -> list[Any]:
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.intermediate,
         num_attention_heads=shape.heads,
-        kv_channels=shape.head_dim,
+        kv_channels=said["kv_channels"],
         num_query_groups=shape.kv_heads,
         use_cpu_initialization=True,
         normalization="LayerNorm" if plain else "RMSNorm",
@@ -188,7 +227,7 @@ def _models(task: dict[str, Any], tp: int, pp: int, p: int) -> list[Any]:
         activation_func=activation,
         add_bias_linear=said["add_bias_linear"],
         add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=qwen3,
+        qk_layernorm=said["qk_layernorm"],
         pipeline_dtype=torch.float32,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -212,14 +251,16 @@ def _models(task: dict[str, Any], tp: int, pp: int, p: int) -> list[Any]:
     if task.get("dtype") == "bfloat16":
         sized |= {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
     last = task.get("vpp", 1) - 1
-    config = TransformerConfig(
-        **sized, virtual_pipeline_model_parallel_size=last + 1 if last else None
-    )
+    kind: Any = TransformerConfig
+    if said.get("multi_latent_attention"):
+        kind = MLATransformerConfig
+        sized |= {key: said[key] for key in _LATENT if key in said}
+    config = kind(**sized, virtual_pipeline_model_parallel_size=last + 1 if last else None)
     for key in (key for key in said if key.startswith("yarn_")):
         setattr(config, key, said[key])
     models = []
     for v in range(last + 1):
-        if experts:
+        if experts or shape.latent is not None:
             stage = v if last else None
             spec = get_gpt_decoder_block_spec(
                 config, task["spec"] == "te", config.normalization, vp_stage=stage
@@ -312,6 +353,9 @@ def _save_doubled(task: dict[str, Any], models: list[Any], keys: list[str], fold
             if name.endswith("router.weight") and task.get("router"):
                 parameter.data = parameter.data.to(getattr(torch, task["router"]))
             parameter.data.mul_(2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.mul_(2)
     state: dict[str, Any] = {"iteration": 7, "checkpoint_version": 3.0}
     if task.get("args", True):
         state["args"] = Namespace(num_layers=2, model_type=ModelType.encoder_or_decoder)

@@ -161,9 +161,11 @@ class DotProductAttention(_State):
         tp_size: int,
         window_size: tuple[int, int] | None = None,
         softmax_type: str = "vanilla",
+        softmax_scale: float | None = None,
         **_: Any,
     ) -> None:
         super().__init__()
+        self.scale = softmax_scale
         self.softmax_offset = (
             nn.Parameter(torch.zeros(num_attention_heads // tp_size))
             if softmax_type == "learnable"
@@ -181,7 +183,7 @@ class DotProductAttention(_State):
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         seen = seen if self.window is None else seen.triu(-self.window)
         if self.softmax_offset is None:
-            out = scaled_dot_product_attention(q, k, v, seen)
+            out = scaled_dot_product_attention(q, k, v, seen, scale=self.scale)
         else:
             scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, float("-inf"))
             sinks = self.softmax_offset.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)

@@ -673,7 +673,7 @@ def test_experts_left_behind_or_quantized_and_parts_of_other_families_are_named(
         (
             "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
             torch.ones(1),
-            "of shared experts, and smtrain",
+            "of shared experts, which a qwen3_moe model",
         ),
         ("decoder.layers.0.mlp.router.expert_bias", torch.ones(4), "choice of experts moves"),
     ):

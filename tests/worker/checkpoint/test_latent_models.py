@@ -13,12 +13,15 @@ from safetensors.torch import load_file, save_file
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import keeps_fp32
 from smtrain.core.model.hf_config import normalise, remarks
+from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.dtypes import BF16
 from smtrain.worker.checkpoint.huggingface.folder import read_config
+from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import inspect
-from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native
-from tests.worker.checkpoint.folders import LLAMA, random_weights, same, weights_of
+from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nxd
+from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 KIMI: dict[str, Any] = {
     **LLAMA,
@@ -108,8 +111,8 @@ def test_transformers_builds_the_model_that_config_json_describes(folder: Path) 
 
 
 def test_other_forms_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="kimi_k2 models are not converted from or to Meg"):
-        convert(folder, tmp_path / "megatron", to=Megatron())
+    with pytest.raises(CheckpointError, match="kimi_k2 models are not converted from or to Nxd"):
+        convert(folder, tmp_path / "nxd", to=Nxd())
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.0.self_attn.kv_b_proj.weight"
     weights[name] = weights[name].to(torch.float8_e4m3fn)
@@ -121,3 +124,79 @@ def test_other_forms_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**KIMI, "quantization_config": fp8}))
     with pytest.raises(CheckpointError, match=r"config.json names fp8, and"):
         open_weights(folder)
+
+
+DIRECT: dict[str, Any] = {
+    **KIMI,
+    "model_type": "deepseek_v3",
+    "q_lora_rank": None,
+    "first_k_dense_replace": 0,
+    "n_shared_experts": 0,
+}
+"""Queries without a latent, and layers of one kind, which torch_dist stacks."""
+TO: dict[str, Megatron] = {
+    "torch_dist": Megatron(tp=2),
+    "te": Megatron(form="torch", tp=2, pp=3, vocab_divisor=8),
+    "local": Megatron(form="torch", spec="local", tp=2),
+}
+
+
+@pytest.mark.parametrize("config", [KIMI, DIRECT], ids=["kimi_k2", "direct"])
+def test_latent_attention_comes_back_from_megatron(tmp_path: Path, config: dict[str, Any]) -> None:
+    weights = random_weights(config, torch.bfloat16)
+    for name, to in TO.items():
+        convert(hf_folder(tmp_path / f"hf-{name}", config, torch.bfloat16), tmp_path / name, to=to)
+        assert same(weights_of(open_weights(tmp_path / name)), weights), name
+
+
+def test_megatrons_layers_of_further_tokens_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(hf_folder(tmp_path / "hf", KIMI), tmp_path / "mg", to=TO["local"])
+    file = tmp_path / "mg/iter_0000001/mp_rank_00/model_optim_rng.pt"
+    held = torch.load(file, weights_only=False)
+    layer = "decoder.layers.0.self_attention."
+    rows = {name: held["model"][f"{layer}{name}.weight"].shape[0] for name in DOWN_ROWS}
+    assert rows == DOWN_ROWS  # the local spec cuts these by tp, Transformer Engine's does not
+    held["model"]["mtp.layers.0.eh_proj.weight"] = torch.ones(2)
+    torch.save(held, file)
+    (tmp_path / "mg" / MANIFEST).unlink()
+    assert same(weights_of(open_weights(tmp_path / "mg")), random_weights(KIMI))
+    assert "ignoring layers that predict further tokens: mtp.* (1)" in caplog.text
+
+
+DOWN_ROWS = {"linear_q_down_proj": 3, "linear_kv_down_proj": 6, "q_layernorm": 6}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention_bias": True}, r"no biases \(attention_bias\)"),
+        ({"rope_interleave": False}, "no halves that turn instead of pairs"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "embeddings of type linear"),
+        (
+            {"rope_scaling": {**KIMI["rope_scaling"], "mscale": None}},
+            "mscale_all_dim and without mscale",
+        ),
+        ({"norm_topk_prob": False}, "no norm_topk_prob false with 2 experts of a token"),
+        (
+            {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 2},
+            "among groups by 4 experts of each",
+        ),
+    ],
+)
+def test_what_megatron_computes_otherwise_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{words}.*: convert to hf or native"):
+        arguments({**KIMI, **changes}, BF16, 40, Megatron())
+
+
+def test_megatrons_arguments_are_those_of_latent_attention(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = arguments(KIMI | {"n_shared_experts": 2, "rms_norm_eps": 1e-5}, BF16, 40, Megatron())
+    wanted = {"q_lora_rank": 6, "qk_head_dim": 4, "qk_pos_emb_head_dim": 2, "v_head_dim": 6}
+    wanted |= {"rope_type": "yarn", "position_embedding_type": "rope", "mscale_all_dim": 1.0}
+    wanted |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+    wanted |= {"moe_shared_expert_intermediate_size": 16, "moe_router_topk_scaling_factor": 2.5}
+    assert {key: said[key] for key in wanted} == wanted
+    assert "takes rms_norm_eps = 1e-05 for the norms of latents" in caplog.text

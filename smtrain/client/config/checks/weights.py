@@ -34,7 +34,7 @@ from smtrain.core.model.remedies import (
     missing_shards,
     unreadable_quantization,
 )
-from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL, megatron_rope_lack
+from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.protocol.requests import is_of_run
@@ -420,7 +420,7 @@ def shape_faults(config: JobConfig, hf_config: dict[str, object]) -> Iterator[Fa
                 " for (use_parallel_residual); leave it out"
             ),
         )
-    if config.export.megatron and (lack := megatron_lack(shape) or megatron_rope_lack(model.rope)):
+    if config.export.megatron and (lack := megatron_lack(model)):
         yield {"export.megatron", "model.path"}, f"export.megatron: {lack}; leave it out"
     longest = shape.positions or (
         positions_named(hf_config) if model is original else model.positions

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.hf_config import HFConfig, normalise
-from smtrain.core.model.other_forms import refuse_elsewhere
-from smtrain.core.model.rope import BORDERS, ORIGINAL, Rope, megatron_rope_lack
+from smtrain.core.model.other_forms import megatron_lack, refuse_elsewhere
+from smtrain.core.model.rope import BORDERS, ORIGINAL, Rope
 from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
 from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.torch_files.pickling import Name
 
+log = logging.getLogger(__name__)
+
+_LATENT_EPS = 1e-6
+"""Epsilon of the norms of latents, which transformers' modules have whatever rms_norm_eps is."""
 _GPT_OSS = {
     "quick_geglu": True,
     "activation_func_clamp_value": 7.0,
@@ -36,7 +41,7 @@ def _rotary(rope: Rope | None) -> dict[str, Any]:
         "use_rope_scaling": rope.kind == "llama3",
         # 8.0 is the default of --rope-scaling-factor, for models without llama3's scaling.
         "rope_scaling_factor": rope.settings.get("factor", 8.0),
-        # Megatron's interpolation factor is an int; megatron_rope_lack refuses fractions.
+        # Megatron's interpolation factor is an int; megatron_lack refuses fractions.
         **(
             {"rotary_seq_len_interpolation_factor": int(rope.settings["factor"])}
             if rope.kind == "linear"
@@ -69,6 +74,45 @@ def _yarn(rope: Rope) -> dict[str, Any]:
     }
 
 
+def _latent(normal: HFConfig) -> dict[str, Any]:
+    """Latent attention by the names of Megatron-core's MLATransformerConfig, which has yarn's
+    settings under other names than GPTModel.
+    """
+    latent, rope = normal.shape.latent, normal.rope
+    if latent is None or rope is None:
+        return {}
+    if normal.eps != _LATENT_EPS:
+        log.warning(
+            "Megatron-core takes rms_norm_eps = %g for the norms of latents too, and transformers"
+            " %g",
+            normal.eps,
+            _LATENT_EPS,
+        )
+    yarn = _yarn(rope) if rope.kind == "yarn" else {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": latent.q_rank,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_head_dim": latent.nope_dim,
+        "qk_pos_emb_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        # The local spec's attention sizes its output by kv_channels.
+        "kv_channels": latent.value_dim,
+        "qk_layernorm": True,
+        "position_embedding_type": "rope",
+        "rope_type": "yarn" if yarn else "rope",
+        **(
+            {
+                ORIGINAL: yarn[f"yarn_{ORIGINAL}"],
+                "beta_fast": yarn["yarn_beta_fast"],
+                "beta_slow": yarn["yarn_beta_slow"],
+            }
+            if yarn
+            else {}
+        ),
+    }
+
+
 def _layers(normal: HFConfig) -> dict[str, Any]:
     """Windows and layers without rotary embeddings; a window of Megatron does not count the token
     itself.
@@ -96,14 +140,27 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
     their sum.
     """
     sizes, routing, sparse = normal.shape.experts, normal.routing, normal.shape.sparse
-    if sizes is None or routing is None:
+    names = normal.shape.rules.experts
+    if sizes is None or routing is None or names is None:
         return {}
+    further: dict[str, Any] = {}
+    if names.bias is not None:
+        further["moe_router_enable_expert_bias"] = True
+    if routing.scale != 1:
+        further["moe_router_topk_scaling_factor"] = routing.scale
+    if routing.chosen_groups < routing.groups:
+        further["moe_router_num_groups"] = routing.groups
+        further["moe_router_group_topk"] = routing.chosen_groups
+    if sizes.shared:
+        further["moe_shared_expert_intermediate_size"] = sizes.shared
+        further["moe_shared_expert_gate"] = names.shared_gate
     return {
         "num_experts": sizes.count,
         "moe_ffn_hidden_size": sizes.width,
         "moe_router_topk": sizes.chosen,
         "moe_router_pre_softmax": not routing.normalised,
-        "moe_router_score_function": "softmax",
+        "moe_router_score_function": names.scores,
+        **further,
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": routing.aux,
         "moe_router_dtype": "fp32",
@@ -128,7 +185,7 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
             " has no parallel residual and would compute another model; convert to hf or nxd.",
             code="checkpoint.other_model",
         )
-    if lack := megatron_rope_lack(normal.rope):
+    if lack := megatron_lack(normal):
         raise CheckpointError(f"{lack}: convert to hf or native.", code="checkpoint.other_model")
     shape, rope = normal.shape, normal.rope
     oss = shape.rules.sinks
@@ -189,6 +246,7 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "params_dtype": Name("torch", dtype.name),
         "transformer_impl": "local" if to.spec == "local" else "transformer_engine",
         **(_layers(normal) if shape.rules.megatron else {}),
+        **_latent(normal),
         **_experts(normal),
         **(_GPT_OSS if oss else {}),
         "ckpt_format": to.form,

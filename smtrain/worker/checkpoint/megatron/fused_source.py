@@ -17,12 +17,14 @@ from smtrain.worker.checkpoint.megatron.names import (
     cut,
     experts_cut,
     head,
+    latents_cut,
     pad_vocab,
     table,
 )
 from smtrain.worker.checkpoint.megatron.unfused_source import UnfusedSource
 from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds
+from smtrain.worker.checkpoint.targets import Spelling
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
 
@@ -99,19 +101,22 @@ class FusedCut:
     `divisor`.
     """
 
-    def __init__(self, source: FusedSource, tp: int, divisor: int) -> None:
+    def __init__(
+        self, source: FusedSource, tp: int, divisor: int, spelling: Spelling = "te"
+    ) -> None:
         self._source, self.tp = source, tp
         # Tied models have HEAD here too (names.head); the writers decide if a file gets it.
         self.vocab = pad_vocab(source.shape(HEAD)[0], tp, divisor)
-        self._experts_tp = experts_cut(ModelShape.from_config(source.config), tp)
+        experts_tp = experts_cut(ModelShape.from_config(source.config), tp)
+        self._degrees = {
+            Role.EXPERT_COLUMN: experts_tp,
+            Role.EXPERT_ROW: experts_tp,
+            Role.LATENT: latents_cut(tp, spelling),
+        }
 
     def shard(self, name: str, tp_rank: int) -> Shard:
         fused_tensor = self._source.fused_tensor(name)
-        tp = (
-            self._experts_tp
-            if fused_tensor.role in (Role.EXPERT_COLUMN, Role.EXPERT_ROW)
-            else self.tp
-        )
+        tp = self._degrees.get(fused_tensor.role, self.tp)
         # With a tp of 1 inside experts each rank has them whole, so its rank there is 0.
         return cut(fused_tensor, tp, tp_rank % tp, self.vocab)
 

@@ -20,7 +20,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.megatron import names
 from smtrain.worker.checkpoint.megatron.block_source import PieceSource
-from smtrain.worker.checkpoint.megatron.legacy_experts import by_stage, experts_tp
+from smtrain.worker.checkpoint.megatron.legacy_experts import by_stage, stored_degree
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_blocks import TensorBlock
 from smtrain.worker.checkpoint.tensor_ranges import Slab
@@ -146,8 +146,19 @@ class MegatronSource(RankSource):
             return _chunks(at, file, checksums(manifest, prefix + file))
 
         files = rank_files(at.files())
+        ranks = {rank: chunks(file) for rank, file in files.items()}
+        stored_names = (n for chunks in ranks.values() for chunk in chunks for n in chunk)
+        names.warn_of_mtp_layers(at, stored_names)
         chunks_by_stage, self.ep = by_stage(
-            at, shape, {rank: chunks(file) for rank, file in files.items()}
+            at,
+            shape,
+            {
+                rank: [
+                    {n: slab for n, slab in chunk.items() if not n.startswith(names.MTP)}
+                    for chunk in chunks
+                ]
+                for rank, chunks in ranks.items()
+            },
         )
         super().__init__(location, at, config, chunks_by_stage, chunks_by_stage.__getitem__)
 
@@ -262,8 +273,9 @@ def _global_blocks(
             # The padding is taken from the file: divisors differ by run, and MindSpeed may not pad.
             if key in (names.EMBEDDING, names.HEAD) and slab.shape:
                 vocab = max(slab.shape[0] * tp, vocab)
-            # --expert-tensor-parallel-size may differ from tp: the part's size tells the degree.
-            cut_tp = experts_tp(fused_tensors[key], slab) or tp
+            # --expert-tensor-parallel-size may differ from tp, and only the local spec cuts linears
+            # that give latents: the part's size tells the degree.
+            cut_tp = stored_degree(fused_tensors[key], slab) or tp
             shard = names.cut(fused_tensors[key], cut_tp, t % cut_tp, vocab)
             out.setdefault(key, []).extend(
                 _blocks(location, fused_tensors[key], slab, shard, f"{key} on tp rank {t}")

@@ -177,11 +177,12 @@ def _views(location: Place, name: str, slab: Slab, is_first: bool, count: int) -
         )
 
 
-def experts_tp(fused_tensor: FusedTensor, slab: Slab) -> int | None:
-    """The tensor-parallel degree inside an expert, by the size of its part; None for all other
-    tensors.
+def stored_degree(fused_tensor: FusedTensor, slab: Slab) -> int | None:
+    """The tensor-parallel degree of an expert, or of a linear that gives latents, by the size of
+    its part; None for tensors that are always cut by tp.
     """
-    dim = {Role.EXPERT_COLUMN: 0, Role.EXPERT_ROW: 1}.get(fused_tensor.role)
+    dims = {Role.EXPERT_COLUMN: 0, Role.EXPERT_ROW: 1, Role.LATENT: 0}
+    dim = dims.get(fused_tensor.role)
     if dim is None or len(slab.shape) <= dim or not slab.shape[dim]:
         return None
     return max(1, fused_tensor.shape[dim] // slab.shape[dim])

@@ -25,6 +25,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     chunks,
     experts_cut,
     is_before_experts,
+    latents_cut,
     mesh_faults,
     spell_key,
     table,
@@ -46,7 +47,7 @@ def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
     """
 
     def faults_of(tp: int, pp: int, _: int = 1) -> list[str]:
-        return mesh_faults(shape, tp, pp, experts_cut(shape, tp))
+        return mesh_faults(shape, tp, pp, experts_cut(shape, tp), latents_cut(tp, to.spec))
 
     if faults := with_values(faults_of(to.tp, to.pp), shape, faults_of):
         raise ConfigError(faults, code="config.combination")
@@ -82,7 +83,7 @@ def write_megatron(
     shape = ModelShape.from_config(source.config)
     layers = stage_layers(shape, to)
     fused_source = FusedSource(source)
-    layout = FusedCut(fused_source, to.tp, to.vocab_divisor)
+    layout = FusedCut(fused_source, to.tp, to.vocab_divisor, to.spec)
     # args has one dtype for the whole model; the embedding's stands for it.
     settings = arguments(source.config, fused_source.dtype(EMBEDDING), layout.vocab, to)
     containers: list[TensorFile] = []
@@ -157,7 +158,7 @@ def _spellings(
     """Name in the whole model -> name in the rank's file, as the spec has it."""
     return {
         # TE fuses no norm into experts, so this one keeps its name.
-        key: local if is_before_experts(shape, key) else spell_key(local, spelling)
+        key: local if is_before_experts(shape, key) else spell_key(shape, local, spelling)
         for chunk in names
         for key, local in chunk
     }

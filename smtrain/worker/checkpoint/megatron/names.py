@@ -9,8 +9,10 @@ torch_dist with singleton_local_shards; `EXPERT` tells their names in other form
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,6 +27,9 @@ from smtrain.worker.checkpoint.targets import Spelling
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 POSITIONS = "embedding.position_embeddings.weight"
+MTP = "mtp."
+"""Beginning of the names of layers that predict further tokens."""
+log = logging.getLogger(__name__)
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"(.+\.mlp\.experts)\.experts\.(\d+)\.(linear_fc[12]\..+)")
 """Matches the tensor of one expert: what comes before, its number, and the linear."""
@@ -41,6 +46,10 @@ _LEAVES = {
     "mlp.gate_proj": "mlp.linear_fc1",
     "mlp.gate_up_proj": "mlp.linear_fc1",
     "mlp.down_proj": "mlp.linear_fc2",
+    "mlp.shared_experts.gate_proj": "mlp.shared_experts.linear_fc1",
+    "mlp.shared_experts.down_proj": "mlp.shared_experts.linear_fc2",
+    "mlp.shared_expert.gate_proj": "mlp.shared_experts.linear_fc1",
+    "mlp.shared_expert.down_proj": "mlp.shared_experts.linear_fc2",
     "mlp.gate": "mlp.router",
     "mlp.router": "mlp.router",
     "block_sparse_moe.gate": "mlp.router",
@@ -55,16 +64,39 @@ _LEAVES = {
     "mlp.c_fc": "mlp.linear_fc1",
     "mlp.c_proj": "mlp.linear_fc2",
 }
+_LATENT_LEAVES = {
+    "self_attn.q_proj": "self_attention.linear_q_proj",
+    "self_attn.q_a_proj": "self_attention.linear_q_down_proj",
+    "self_attn.q_a_layernorm": "self_attention.q_layernorm",
+    "self_attn.q_b_proj": "self_attention.linear_q_up_proj",
+    "self_attn.kv_a_proj_with_mqa": "self_attention.linear_kv_down_proj",
+    "self_attn.kv_a_layernorm": "self_attention.kv_layernorm",
+    "self_attn.kv_b_proj": "self_attention.linear_kv_up_proj",
+}
+"""Leaves of latent attention. Its rows need no other order: Megatron-core takes a head's numbers
+that turn as neighbouring pairs, as DeepSeek's files have them (rope_utils.py).
+"""
+_BARE = {
+    "mlp.gate.e_score_correction_bias": "mlp.router.expert_bias",
+    "mlp.shared_expert_gate.weight": "mlp.shared_experts.gate_weight",
+}
+"""Parameters of Megatron's modules that are in no linear or norm of theirs."""
 _OF_OTHERS = {
     ".shared_experts.": "of shared experts",
     ".router.expert_bias": "a bias by which only the choice of experts moves (DeepSeek-V3)",
     "_latent_proj.": "of experts in a latent space",
 }
-"""Parts of names in mixtures of experts of families that have no form here -> the thing."""
+"""Parts of names in mixtures of experts that only some families have -> the thing."""
 _SINKS = "self_attention.core_attention.softmax_offset"
 # TE's LayerNormLinear holds the norm in front of it, under the linear's name.
 _TE = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+# With latent attention TE's spec holds the norm of a layer's input outside.
+_TE_LATENT = {
+    "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
+    "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
 
@@ -90,7 +122,8 @@ class FusedTensor:
     def is_gated(self) -> bool:
         """Whether its rows are the gate's, then as many of the other input of an MLP."""
         return self.role is Role.GATE_UP or (
-            self.role in (Role.COLUMN, Role.EXPERT_COLUMN) and len(self.parts) == 2
+            self.role in (Role.COLUMN, Role.EXPERT_COLUMN, Role.SHARED_COLUMN)
+            and len(self.parts) == 2
         )
 
     def starts(self) -> list[int]:
@@ -143,10 +176,15 @@ def _fuse_spec(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> FusedTe
         return FusedTensor(
             f"decoder.layers.{number}.{_SINKS}", (spec.name,), spec.role, spec.shape, all_rows
         )
-    if leaf not in _LEAVES:
+    if (bare := _BARE.get(f"{leaf}.{kind}")) is not None:
+        return FusedTensor(
+            f"decoder.layers.{number}.{bare}", (spec.name,), spec.role, spec.shape, all_rows
+        )
+    leaves = _LEAVES if shape.latent is None else _LEAVES | _LATENT_LEAVES
+    if leaf not in leaves:
         return None  # k, v and up are stored with q and gate
-    key, block = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
-    if leaf == "self_attn.q_proj":
+    key, block = f"decoder.layers.{number}.{leaves[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
+    if leaf == "self_attn.q_proj" and shape.latent is None:
         parts = tuple(f"{block}.{p}_proj.{kind}" for p in "qkv")
         # linear_qkv by query group: its queries, its key, its value, biases alike. No rotary
         # permutation, as Megatron turns halves like Hugging Face (rotary_interleaved false).
@@ -178,7 +216,7 @@ def _fuse_spec(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> FusedTe
             for h in range(shape.heads)
             for i in range(3)
         )
-    elif leaf == "mlp.gate_proj":
+    elif leaf.endswith(".gate_proj"):
         parts = (spec.name, f"{block}.up_proj.{kind}")
         # [gate; up] of the whole model, as in torch_dist; `cut` makes [gate_r; up_r] of it.
         segments = tuple((part, 0, spec.shape[0]) for part in parts)
@@ -203,14 +241,19 @@ def _expert(spec: Spec, path: str, names: tuple[str, str, str]) -> FusedTensor |
     return FusedTensor(key, parts, spec.role, (len(parts) * rows, *spec.shape[1:]), segments)
 
 
+_UNCUT = (Role.WHOLE, Role.HEAD_NORM, Role.EXPERTS_SUM, Role.ROUTER_BIAS)
+
+
 def cut(fused_tensor: FusedTensor, tp: int, t: int, vocab: int) -> Shard:
     """The rows or columns of a tensor on tensor-parallel rank `t`; a vocabulary is padded to
     `vocab`.
     """
     rows = fused_tensor.shape[0]
-    if fused_tensor.role in (Role.WHOLE, Role.HEAD_NORM, Role.EXPERTS_SUM):
+    if fused_tensor.role in _UNCUT or (
+        fused_tensor.role is Role.LATENT and len(fused_tensor.shape) == 1
+    ):
         return Shard()
-    if fused_tensor.role in (Role.O, Role.ROW, Role.EXPERT_ROW):
+    if fused_tensor.role in (Role.O, Role.ROW, Role.EXPERT_ROW, Role.SHARED_ROW):
         part_size = fused_tensor.shape[1] // tp
         return Shard(1, ((t * part_size, (t + 1) * part_size),), part_size)
     if fused_tensor.role is Role.VOCAB:
@@ -235,9 +278,18 @@ def experts_cut(shape: ModelShape, tp: int) -> int:
     return 1 if names is not None and names.stacked else tp
 
 
-def mesh_faults(shape: ModelShape, tp: int, pp: int, etp: int = 1) -> list[str]:
+def latents_cut(tp: int, spelling: Spelling) -> int:
+    """The tensor-parallel degree of the linears that give latents: only the local spec cuts them,
+    by rows.
+    """
+    return tp if spelling == "local" else 1
+
+
+def mesh_faults(
+    shape: ModelShape, tp: int, pp: int, etp: int = 1, latents_tp: int = 1
+) -> list[str]:
     """All reasons why Megatron, which repeats no key/value heads, cannot cut a model so; `etp` is
-    tp inside experts.
+    tp inside experts, `latents_tp` that of linears that give latents.
     """
     faults = []
     if shape.kv_heads % tp:
@@ -254,6 +306,18 @@ def mesh_faults(shape: ModelShape, tp: int, pp: int, etp: int = 1) -> list[str]:
         faults.append(
             f"tp = {etp} does not divide the {shape.experts.width} units of the model's experts"
         )
+    if shape.experts is not None and shape.experts.shared % tp:
+        faults.append(
+            f"tp = {tp} does not divide the {shape.experts.shared} units of the expert that all"
+            " tokens share"
+        )
+    if (latent := shape.latent) is not None:
+        for rows in (latent.q_rank or 0, latent.kv_rank + latent.rope_dim):
+            if rows % latents_tp:
+                faults.append(
+                    f"tp = {latents_tp} does not divide the {rows} rows of a linear that gives"
+                    " latents, which the local spec cuts; take --spec te"
+                )
     if pp > shape.layers:
         faults.append(f"pp = {pp} is more than the model's {shape.layers} layers")
     return faults
@@ -337,10 +401,21 @@ def is_before_experts(shape: ModelShape, key: str) -> bool:
     return match is not None and sparse and match[2].startswith("pre_mlp_layernorm.")
 
 
-def spell_key(key: str, spelling: Spelling) -> str:
+def has_two_names(shape: ModelShape, key: str) -> bool:
+    """Whether torch_dist needs this norm under the names of both specs.
+
+    Only without latent attention the local spec saves as torch_dist under the names of TE's
+    (sharded_state_dict_keys_map in gpt_layer_specs.py).
+    """
+    return is_before_experts(shape, key) or (
+        shape.latent is not None and spell_key(shape, key, "te") != key
+    )
+
+
+def spell_key(shape: ModelShape, key: str, spelling: Spelling) -> str:
     """A local name in the spelling of a spec."""
     if spelling == "te" and (match := LAYER.match(key)):
-        for local, te in _TE.items():
+        for local, te in (_TE if shape.latent is None else _TE_LATENT).items():
             if match[2].startswith(local):
                 return key.replace(local, te)
     return key
@@ -348,7 +423,7 @@ def spell_key(key: str, spelling: Spelling) -> str:
 
 def canonical(key: str) -> str:
     """The local spec's name for a name of either spec."""
-    for local, te in _TE.items():
+    for local, te in (_TE | _TE_LATENT).items():
         key = key.replace(te, local)
     return key
 
@@ -362,7 +437,10 @@ def describe_unknown(key: str, shape: ModelShape) -> str:
             " this model's config.json"
         )
     if description := next((feature for part, feature in _OF_OTHERS.items() if part in key), None):
-        return f"{description}, and smtrain converts no family that has this"
+        return (
+            f"{description}, which {model} model as config.json describes it does not have; take"
+            " this model's config.json, or keep to the library that trained it"
+        )
     return (
         f"no parameter of {model} model as config.json describes it; take this model's config.json"
     )
@@ -374,6 +452,16 @@ def unreadable(location: object, key: str, kind: str) -> CheckpointError:
         f"{location}: {key[:200]} is stored as {kind}, and weights are read in bf16, fp32 or fp16;"
         " save the checkpoint again in one of these (of fp8 weights: without --fp8-param-gather)."
     )
+
+
+def warn_of_mtp_layers(location: object, names: Iterable[str]) -> None:
+    """Log the layers that predict further tokens, which the text model leaves out."""
+    # Every rank opens the checkpoint, and one warning is enough.
+    count = len({name for name in names if name.startswith(MTP) and not is_ignored(name)})
+    if count and os.environ.get("RANK", "0") == "0":
+        log.warning(
+            "%s: ignoring layers that predict further tokens: %s* (%d)", location, MTP, count
+        )
 
 
 def is_ignored(key: str) -> bool:

@@ -30,6 +30,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     head,
     is_ignored,
     table,
+    warn_of_mtp_layers,
 )
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_blocks import TensorBlock
@@ -83,6 +84,7 @@ class TorchDistSource(PieceSource):
         fused_tensors = {f.key: f for f in (*table(shape), head(shape))}
         blocks: dict[str, list[TensorBlock]] = {}
         metadata = DistributedIndex(at)
+        warn_of_mtp_layers(at, metadata.sizes)
         for key, size in metadata.sizes.items():
             if is_ignored(key) or not key.startswith(_MODEL_PREFIXES):
                 continue

@@ -26,7 +26,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     LAYER,
     FusedTensor,
     canonical,
-    is_before_experts,
+    has_two_names,
     spell_key,
     table,
 )
@@ -170,7 +170,7 @@ def _stack_key(
 
     As Megatron does, layers of several kinds are stored one by one.
     """
-    key = spell_key(fused_tensor.key, "te")
+    key = spell_key(shape, fused_tensor.key, "te")
     index: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
     match = LAYER.match(fused_tensor.key)
@@ -193,12 +193,8 @@ def _stack_key(
 
 
 def _repeat_norms(shape: ModelShape, chunks: list[_FusedChunk]) -> list[_FusedChunk]:
-    """The norms before experts under the names that Megatron's TE spec asks for: the same bytes,
-    listed twice.
-    """
-    return [
-        replace(c, key=canonical(c.key)) for c in chunks if is_before_experts(shape, c.fused_key)
-    ]
+    """The norms that the two specs look for under different names: the same bytes, listed twice."""
+    return [replace(c, key=canonical(c.key)) for c in chunks if has_two_names(shape, c.fused_key)]
 
 
 def _states(shape: ModelShape) -> Iterator[str]:
@@ -209,12 +205,11 @@ def _states(shape: ModelShape) -> Iterator[str]:
             if shape.sparse
             else ("decoder.layers", (i,), (shape.layers,))
         )
-        attention_linears = (
-            (*_STATES, _ATTENTION) if shape.rules.sinks else _STATES
-        )  # a module with parameters has a state
+        has_shared = kind.experts is not None and kind.experts.shared
+        mlp = "mlp" if kind.experts is None else "mlp.shared_experts" if has_shared else None
         for linear in (
-            *attention_linears,
-            *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None),
+            *_attention_states(shape),
+            *(f"{mlp}.{fc}" for fc in _LINEARS if mlp is not None),
         ):
             # Megatron-core's ShardedObject: key/shard_OFFSET_SHAPE, numbers joined by dots.
             yield (
@@ -226,6 +221,15 @@ def _states(shape: ModelShape) -> Iterator[str]:
                 yield f"{path}.mlp.experts.experts.{fc}._extra_state/{shard}"
     if not shape.tied:
         yield "output_layer._extra_state/shard_0_1"
+
+
+def _attention_states(shape: ModelShape) -> tuple[str, ...]:
+    if (latent := shape.latent) is not None:
+        queries = ("q_proj",) if latent.q_rank is None else ("q_down_proj", "q_up_proj")
+        linears = (*queries, "kv_down_proj", "kv_up_proj", "proj")
+        return tuple(f"self_attention.linear_{name}" for name in linears)
+    # A module with parameters has a state.
+    return (*_STATES, _ATTENTION) if shape.rules.sinks else _STATES
 
 
 def _join_numbers(numbers: tuple[int, ...]) -> str:

@@ -178,6 +178,54 @@ EXPERTS: dict[str, dict[str, Any]] = {
         }
     ),
 }
+_LATENT: dict[str, Any] = {
+    **BASE,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "rope_theta": 1e4,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "n_group": 4,
+    "topk_group": 2,
+}
+EXPERTS |= {
+    "deepseek_v3": (
+        {**_LATENT, "num_hidden_layers": 4, "n_shared_experts": 2, "routed_scaling_factor": 1.7}
+        | {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}
+    ),
+    "deepseek_v3-queries": {
+        **_LATENT,
+        "first_k_dense_replace": 0,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "tie_word_embeddings": True,
+    },
+    "glm4_moe_lite": {
+        **_LATENT,
+        "model_type": "glm4_moe_lite",
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "glm4_moe": (
+        {**_LATENT, "model_type": "glm4_moe", "num_key_value_heads": 2, "head_dim": 16}
+        | {"attention_bias": True, "use_qk_norm": True, "n_group": 1, "topk_group": 1}
+    ),
+    "qwen2_moe": (
+        {**BASE, "model_type": "qwen2_moe", "num_key_value_heads": 2, "rope_theta": 1e4}
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"shared_expert_intermediate_size": 20, "norm_topk_prob": False}
+    ),
+}
 SPECS: Any = ["local", "te"]
 IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
 
