@@ -12,6 +12,7 @@ from smtrain.client.planner.throughput import (
     StageTimes,
     exchange_time,
     exchanged_numbers,
+    expert_gathers,
     update_time,
 )
 
@@ -105,7 +106,10 @@ class FastestMeshes:
         if key not in self._slots:
             self._slots[key] = self._make(tp, pp, ep, cp)
         slots = self._slots[key]
-        single_times = [self._time_once(tp, pp, dp, ep, cp, layers) for layers in slots.forms]
+        single_times = [
+            {r: self._time_once(tp, pp, dp, ep, cp, layers, r) for r in self._recompute}
+            for layers in slots.forms
+        ]
         timings: list[tuple[float, int, int, Recompute, int]] = []
         for m, ways in slots.ways.items():
             count, remainder = divmod(work.global_batch, dp * m)
@@ -114,8 +118,8 @@ class FastestMeshes:
                     (
                         count * slot
                         + mean_others
-                        + single_times[form][0] * (count if work.shards_fully else 1)
-                        + single_times[form][1],
+                        + single_times[form][r][0] * (count if work.shards_fully else 1)
+                        + single_times[form][r][1],
                         i,
                         m,
                         r,
@@ -147,18 +151,18 @@ class FastestMeshes:
         return None
 
     def _time_once(
-        self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers
+        self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers, recompute: Recompute
     ) -> tuple[float, float]:
         """Seconds of the exchange of gradients and weights, and of the optimizer's update; infinite
         if a core cannot hold their state.
         """
         if self._needs.held_bound(tp, pp, dp * cp, ep, layers) > ROOM * self._machine.core_bytes:
             return math.inf, 0.0
-        key = tp, pp, ep, cp, layers, ep == dp * cp
+        mesh = Mesh(tp, pp, dp, recompute=recompute, layers=layers, ep=ep, cp=cp)
+        key = tp, pp, ep, cp, layers, ep == dp * cp, expert_gathers(self._work, mesh)
         seconds = self._exchanges.get(key)
         if seconds is not None and not self._k.kernels:
             return seconds, 0.0
-        mesh = Mesh(tp, pp, dp, layers=layers, ep=ep, cp=cp)
         if seconds is None:
             numbers = self._exchanged.get(key) or self._exchanged.setdefault(
                 key, exchanged_numbers(self._work, mesh)

@@ -6,11 +6,14 @@ copied to an fp32 buffer, whose sums go to the ranks' rows; the buffer lives unt
 ends. Embedding, final norm and output matrix are the root group: gathered from the forward pass to
 the end of the backward pass, which sums their gradients last. A step begins without gradients, so a
 step of few micro-batches has its peak before all of them exist.
+
+With expert parallelism the experts of a layer are a separate group, cut over fewer ranks. Their
+backward pass ends, and their gradients are summed, before those of the rest of the layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +52,19 @@ class ShardedLayer:
     """Parameters."""
     saved_bytes: float
     """Bytes kept for a micro-batch between its forward and its backward pass."""
+    experts: int = 0
+    """Parameters of its experts, if they are a separate group."""
+    last_matrix: int = 0
+    """Parameters of the experts' last matrix, whose gradient FSDP2's loop over parameters keeps while
+    all are summed.
+    """
+    shared: int = 0
+    """Parameters of the shared expert, whose gradients are there before those of the experts."""
+
+    @property
+    def around_experts(self) -> int:
+        """Parameters of the layer's group."""
+        return self.numbers - self.experts
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,8 @@ class ShardedStage:
     width: int
     """Bytes of a gathered weight."""
     shards: int
+    expert_shards: int
+    """Ranks that divide the same experts."""
     has_gloo: bool
     """Whether gloo moves the sums, on CPUs."""
     is_frozen: bool
@@ -100,20 +118,30 @@ def _moments_of_pass(
     """The moments of a micro-batch from its loss to the end of its backward pass."""
     w, layers = stage.width, stage.layers
     ends = float(w * stage.ends)
-    missing_numbers = 0.0 if has_gradients else stage.ends + sum(n.numbers for n in layers)
+    missing_bytes = 0.0 if has_gradients else -_gradient_bytes(stage, layers, stage.ends)
     for saved_bytes, logits, buffers in moments.loss:
-        yield Peak(saved_bytes, logits, buffers + ends, -SUM * missing_numbers / stage.shards)
+        yield Peak(saved_bytes, logits, buffers + ends, missing_bytes)
     ends += 0 if stage.is_frozen else w * stage.head  # the gradient of the output matrix
     freed_bytes = passing_sums = saved_bytes = 0.0
     for number in reversed(range(len(layers))):
         layer = layers[number]
-        weights = float(w * layer.numbers)
-        arriving = float(w * layers[number - 1].numbers) if number and prefetches else 0.0
-        missing_bytes = -SUM * missing_numbers / stage.shards
+        weights = float(w * layer.around_experts)
+        arriving = float(w * layers[number - 1].around_experts) if number and prefetches else 0.0
+        early_bytes = 0 if stage.is_frozen else w * layer.shared
         for saved_bytes, logits, buffers in moments.last_layer:
-            gathered_bytes = ends + weights + arriving + passing_sums
+            gathered_bytes = ends + weights + w * layer.experts + arriving + passing_sums
+            gathered_bytes += early_bytes
             yield Peak(saved_bytes - freed_bytes, logits, buffers + gathered_bytes, missing_bytes)
+        saved_bytes = min((a for a, _, _ in moments.last_layer), default=0.0) - freed_bytes
         freed_bytes += layer.saved_bytes
+        if layer.experts and not stage.is_frozen:
+            # In the middle of the layer's backward pass, whose other weights stay.
+            buffers = ends + weights + arriving + stage.hidden_bytes + early_bytes
+            buffers += w * layer.last_matrix if stage.expert_shards > 1 else 0
+            for sums in _sum_buffers(stage, layer.experts, stage.expert_shards):
+                yield Peak(saved_bytes, 0.0, buffers + sums, missing_bytes)
+            passing_sums = SUM * layer.experts
+            missing_bytes += 0 if has_gradients else SUM * layer.experts / stage.expert_shards
         saved_bytes = max(
             (a - stage.recomputed_bytes - freed_bytes for a, _, _ in moments.last_layer),
             default=0.0,
@@ -124,24 +152,31 @@ def _moments_of_pass(
         gathered_bytes = ends + 2 * weights + arriving + passing_sums
         yield Peak(saved_bytes, 0.0, gathered_bytes + stage.entry_bytes, missing_bytes)
         # Weights are dropped and the sums before freed; then the gradients are copied, and freed.
-        passing_sums = SUM * layer.numbers
+        passing_sums = SUM * layer.around_experts
         buffers = ends + arriving + stage.hidden_bytes
-        for sums in _sum_buffers(stage, layer.numbers):
+        for sums in _sum_buffers(stage, layer.around_experts, stage.shards):
             yield Peak(saved_bytes, 0.0, buffers + sums, missing_bytes)
-        missing_numbers -= 0 if has_gradients else layer.numbers
+        missing_bytes += 0 if has_gradients else SUM * layer.around_experts / stage.shards
     if stage.is_frozen:
         return
-    missing_bytes = -SUM * missing_numbers / stage.shards
     for _, logits, buffers in moments.embedding:
         yield Peak(saved_bytes, logits, buffers + ends + passing_sums, missing_bytes)
-    for sums in _sum_buffers(stage, stage.ends):
+    for sums in _sum_buffers(stage, stage.ends, stage.shards):
         yield Peak(saved_bytes, 0.0, sums, missing_bytes)
 
 
-def _sum_buffers(stage: ShardedStage, numbers: int) -> tuple[float, float]:
+def _gradient_bytes(stage: ShardedStage, layers: Sequence[ShardedLayer], ends: int) -> float:
+    """Bytes of a rank's gradients of layers, and of so many numbers of the root group."""
+    rest = ends + sum(layer.around_experts for layer in layers)
+    experts = sum(layer.experts for layer in layers)
+    return SUM * (rest / stage.shards + experts / stage.expert_shards)
+
+
+def _sum_buffers(stage: ShardedStage, numbers: int, shards: int) -> tuple[float, float]:
     """Bytes of the gradients of so many parameters and their sums, as they are copied, and as they
     are summed.
     """
     buffer = SUM * numbers
-    copies = 2 if stage.has_gloo else 1  # gloo sums a copy of the buffer
-    return stage.width * numbers + buffer, buffer * (copies + 1 / stage.shards)
+    # gloo sums a copy of the buffer; a single rank divides one by 1.
+    copies = 2 if stage.has_gloo or shards == 1 else 1
+    return stage.width * numbers + buffer, buffer * (copies + 1 / shards)

@@ -29,6 +29,7 @@ from smtrain.client.planner.machines import (
     Work,
     distinct_stages,
     divide_optimizer_state,
+    expert_numbers,
     expert_share,
     optimizer_share,
     sizes_of_rank,
@@ -171,6 +172,10 @@ def held_bytes(
         work.width,
     )
     is_cut = work.shards_fully and mesh.shards > 1
+    frozen_numbers = -(-frozen_numbers // mesh.shards) * mesh.shards
+    if is_cut and work.lora:
+        frozen_experts = expert_numbers(work.shape, mesh, stage)
+        _, frozen_numbers = divide_optimizer_state(frozen_numbers, frozen_experts, mesh)
     if is_cut and not work.lora:  # fp32 rows, which are their own masters
         runtime = RUNTIME if machine.has_accelerators else 0.0
         return HeldMemory(4.0 * shard, 4.0 * shard, 8.0 * shard, 0.0, runtime)
@@ -181,8 +186,7 @@ def held_bytes(
     )  # engine nxd reduces into a copy, native in place
     return HeldMemory(
         weights=padded_numbers * weight_width
-        + (-(-frozen_numbers // mesh.shards) * (1 if is_cut else mesh.shards) - quantized_numbers)
-        * width
+        + (frozen_numbers - quantized_numbers) * width
         + quantized_bytes(quantized_numbers),
         gradients=4.0 * padded_numbers + (4.0 * shard if separate_gradients else 0),
         optimizer=(8.0 + (4.0 if weight_width == 2 else 0)) * shard,
@@ -295,6 +299,17 @@ def _stage_activations(work: Work, mesh: Mesh, stage: int) -> StageActivations:
     )
 
 
+def _sharded_layer(kind: ModelShape, mesh: Mesh, saved_bytes: float) -> ShardedLayer:
+    sizes = sizes_of_rank(kind, mesh.tp, mesh.ep)
+    if mesh.ep == 1 or kind.experts is None:
+        return ShardedLayer(sizes.layer, saved_bytes)
+    # gpt-oss has biases behind its matrices.
+    has_biases = kind.rules.experts is not None and kind.rules.experts.stacked == "pairs"
+    last_matrix = 0 if has_biases else sizes.experts - sizes.gate_up
+    shared = 3 * kind.experts.shared * kind.hidden // mesh.tp
+    return ShardedLayer(sizes.layer, saved_bytes, sizes.experts, last_matrix, shared)
+
+
 def _sharded_stage(
     work: Work, machine: Machine, mesh: Mesh, stage: int, activations: StageActivations
 ) -> ShardedStage:
@@ -303,8 +318,9 @@ def _sharded_stage(
     tokens = work.seq_len * mesh.micro_batch // mesh.cp
     part, w = tokens * shape.hidden / _along_sequence(mesh), work.width
     layers = tuple(
-        ShardedLayer(
-            sizes_of_rank(kind, mesh.tp, mesh.ep).layer,
+        _sharded_layer(
+            kind,
+            mesh,
             w * part if mesh.recompute == "full" else activations.by_kind[work.of_kind(kind)],
         )
         for kind in stage_layers(shape, mesh.pp, stage, mesh.layers)
@@ -316,6 +332,7 @@ def _sharded_stage(
         head=sizes_of_rank(shape, mesh.tp).head if last else 0,
         width=w,
         shards=mesh.shards,
+        expert_shards=mesh.shards // mesh.ep,
         has_gloo=not machine.has_accelerators,
         is_frozen=work.lora is not None,
         hidden_bytes=float(w * tokens * shape.hidden),

@@ -15,10 +15,10 @@ from smtrain.core.facts.engines import full_shard_faults
 from smtrain.core.targets import TARGETS
 
 
-def can_shard_fully(config: JobConfig, ep: int = 1) -> bool:
+def can_shard_fully(config: JobConfig) -> bool:
     """Whether the engine divides weights and gradients on the config's machines."""
     return config.train.engine == "native" and not full_shard_faults(
-        quantizes=config.train.quantizes, ep=ep
+        quantizes=config.train.quantizes
     )
 
 
@@ -32,9 +32,8 @@ def needs_full_shard(config: JobConfig) -> bool:
 
     With whole weights a mesh is never slower. False for unknown models and machines.
     """
-    parallel = config.parallel
     is_planned = TARGETS[config.target].rented or config.has_own_machine
-    if not is_planned or config.shards == 1 or not can_shard_fully(config, parallel.ep):
+    if not is_planned or config.shards == 1 or not can_shard_fully(config):
         return False
     try:
         shape, machine = shape_of(config), Machine.of_config(config)

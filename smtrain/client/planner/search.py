@@ -183,8 +183,6 @@ def expert_degrees(work: Work, machine: Machine, tp: int, shards: int) -> list[i
     those of tp.
     """
     degrees, ep = [1], 2
-    if work.shards_fully:  # which divides the experts by itself
-        return degrees
     while work.shape.experts is not None and ep * tp <= machine.cores and shards % ep == 0:
         if not work.shape.mesh_faults(1, 1, ep):
             degrees.append(ep)

@@ -25,6 +25,7 @@ from smtrain.client.planner.machines import (
     alike_stages,
     distinct_stages,
     equal_runs,
+    expert_numbers,
     expert_share,
     layers_of,
     sizes_of_rank,
@@ -636,7 +637,7 @@ def exchange_time(
     numbers: Sequence[tuple[int, int]] = (),
 ) -> float:
     """Time to reduce-scatter fp32 gradients and all-gather weights over the host's network: once in
-    a step (ZeRO-1), or with full sharding, which gathers them twice, in each micro-batch.
+    a step (ZeRO-1), or with full sharding, which gathers them at least twice, in each micro-batch.
 
     Each number on a host goes once round the ring of data-parallel ranks. The full ring is charged
     even for a single host, which is faster (docs/planner-formulas.md): otherwise twice the hosts
@@ -654,17 +655,24 @@ def exchange_time(
         else [min(machine.cores, mesh.tp * mesh.pp * ranks) for ranks in (1, mesh.ep)]
     )
     numbers = numbers or exchanged_numbers(work, mesh)
-    largest_numbers = max(
-        float(dense_parameters * copies[0] + expert_parameters * copies[1])
-        for dense_parameters, expert_parameters in numbers
-    )
-    # Once as an fp32 gradient, once as a weight; adapters' weights are fp32 too. Fully sharded
-    # weights are gathered for the forward and for the backward pass.
-    weight_bytes = (4 if work.lora else work.width) * (2 if work.shards_fully else 1)
-    exchanged_bytes = largest_numbers * (4 + weight_bytes)
+    gathers = (2 if work.shards_fully else 1), expert_gathers(work, mesh)
+
+    def largest_bytes(stages: Sequence[tuple[int, int]], gradient: int, width: int) -> float:
+        return max(
+            float(
+                sum(
+                    n * c * (gradient + width * g)
+                    for n, c, g in zip(stage, copies, gathers, strict=True)
+                )
+            )
+            for stage in stages
+        )
+
+    # Once as an fp32 gradient, and as a weight; adapters' weights are fp32 too.
+    exchanged_bytes = largest_bytes(numbers, 4, 4 if work.lora else work.width)
     if work.lora and work.shards_fully:
-        base = max(stage_numbers(work.shape, mesh, stage) for stage in {0, mesh.pp - 1})
-        exchanged_bytes += 2.0 * work.width * base * copies[0]
+        base = [_base_numbers(work, mesh, stage) for stage in {0, mesh.pp - 1}]
+        exchanged_bytes += largest_bytes(base, 0, work.width)
     if single_host:
         return (
             exchanged_bytes / (k.link_bytes_per_flop * machine.core_flops)
@@ -672,6 +680,24 @@ def exchange_time(
             else 0.0
         )
     return exchanged_bytes / (k.network_share * machine.network)
+
+
+def expert_gathers(work: Work, mesh: Mesh) -> int:
+    """Count the gathers of experts that ep divides, for a micro-batch.
+
+    With full sharding also to compute them again: FSDP2 gathers only the group of the layer around
+    them earlier.
+    """
+    if not work.shards_fully:
+        return 1
+    return 2 + (mesh.ep > 1 and mesh.recompute == "full")
+
+
+def _base_numbers(work: Work, mesh: Mesh, stage: int) -> tuple[int, int]:
+    """`exchanged_numbers` of the frozen weights of a stage."""
+    experts = expert_numbers(work.shape, mesh, stage)
+    dense = stage_numbers(work.shape, mesh, stage) - experts
+    return dense, 0 if mesh.ep == mesh.shards else experts
 
 
 def exchanged_numbers(work: Work, mesh: Mesh) -> list[tuple[int, int]]:

@@ -152,21 +152,15 @@ def no_qlora(instance_type: str) -> str:
     )
 
 
-def full_shard_faults(*, quantizes: bool, ep: int) -> dict[str, str]:
+def full_shard_faults(*, quantizes: bool) -> dict[str, str]:
     """Faults of keys next to which parallel.shard: full does not work, by key.
 
-    FSDP2 would need a second group of ranks for experts; weights in 4 bits are no parameters of the
-    modules that it cuts.
+    Weights in 4 bits are no parameters of the modules that FSDP2 cuts.
     """
     faults = {}
     if quantizes:
         faults["train.adapter.quantize"] = (
             "parallel.shard: full does not cut a base in 4 bits; set it to optimizer"
-        )
-    if ep > 1:
-        faults["parallel.ep"] = (
-            "parallel.shard: full divides experts by their rows over dp x cp, and parallel.ep by"
-            " their number; leave one of the two out"
         )
     return faults
 

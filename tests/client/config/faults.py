@@ -735,16 +735,6 @@ TRAIN = (
     ),
     case(
         "local",
-        both(
-            write("model/config.json", MIXTRAL),
-            {"parallel.shard": "full", "parallel.pp": 1, "parallel.ep": 2},
-        ),
-        "parallel.shard: full divides experts by their rows",
-        ("leave one", {"parallel.shard": OUT}),
-        (" of the two out", {"parallel.ep": OUT}),
-    ),
-    case(
-        "local",
         {"train.adapter": {"quantize": "nf4"}},
         "parallel.tp = 2 would cut a block of 64 weights of",
         ("take a smaller parallel.tp", {"parallel.tp": 1, "compute.instance_count": 1}),

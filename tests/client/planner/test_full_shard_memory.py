@@ -49,6 +49,23 @@ CASES = [
     for mesh, row in PEAKS.items()
     for family, peaks in zip(FAMILIES, row, strict=True)
 ]
+EXPERTS: list[tuple[str, str, tuple[tuple[int, float], ...]]] = [
+    ("qwen3_moe", "114 m1 ep2", ((26873328, 0.9492),)),
+    ("qwen3_moe", "114 m2 ep2 bf16", ((21904296, 1.0562),)),
+    ("qwen3_moe", "212 m1 ep2 sp", ((21798608, 1.0786),)),
+    ("qwen3_moe", "122 m2 ep2", ((26089168, 0.9854), (25968956, 1.0146))),
+    ("qwen3_moe", "122 m1 ep2 bf16 full", ((21100552, 1.0117), (21375932, 1.0117))),
+    ("qwen3_moe", "114 m1 ep4", ((25105304, 1.1543),)),
+    ("qwen3_moe", "114 m1 ep2 full", ((23538464, 0.9492),)),
+    ("qwen3_moe", "112 m1 ep2 bf16", ((38902088, 1.0166),)),
+    ("qwen3_moe", "112 cp2 m1 ep2", ((24782952, 0.9893),)),
+    ("deepseek_v3", "114 m1 ep2", ((31362188, 1.0983),)),
+    ("deepseek_v3", "114 m2 ep2 bf16", ((25188388, 1.097),)),
+    ("deepseek_v3", "122 m2 ep2", ((29489844, 0.9089), (33060068, 1.0911))),
+    ("deepseek_v3", "114 m1 ep4 full", ((25865044, 0.918),)),
+    ("gpt_oss", "114 m1 ep2", ((27380360, 1.0391),)),
+]
+"""Family, mesh, and of each stage's worst rank the peak and its experts' rows over the mean."""
 NEAR = 0.03
 
 
@@ -65,6 +82,23 @@ def test_the_plan_is_within_3_percent_of_measured_peaks(
     family: str, mesh: str, peaks: tuple[int, ...]
 ) -> None:
     assert estimate(family, f"{mesh} shards") == pytest.approx(list(peaks), rel=NEAR)
+
+
+@pytest.mark.parametrize(("family", "mesh", "rows"), EXPERTS)
+def test_so_it_is_with_experts_that_ep_divides(
+    family: str, mesh: str, rows: tuple[tuple[int, float], ...]
+) -> None:
+    peaks, shares = zip(*rows, strict=True)
+    assert estimate(family, f"{mesh} shards", shares=[*shares]) == pytest.approx(peaks, rel=NEAR)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("family", "mesh", "rows"), EXPERTS)
+def test_peaks_of_experts_are_those_of_the_table(
+    family: str, mesh: str, rows: tuple[tuple[int, float], ...], worlds: dict[int, World]
+) -> None:
+    measured = [top for _, _, top, _ in measure(family, f"{mesh} shards", worlds)]
+    assert measured == pytest.approx([peak for peak, _ in rows], rel=0.01)
 
 
 @pytest.mark.full

@@ -404,10 +404,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
     if train.quantizes and train.engine == "native" and kind_of(config) == "neuron":
         yield {"train.adapter.quantize", "compute.instance_type"}, no_qlora(kind)
     if config.parallel.shard == "full" and train.engine == "native":
-        faults = full_shard_faults(
-            quantizes=train.quantizes,
-            ep=config.parallel.ep,
-        )
+        faults = full_shard_faults(quantizes=train.quantizes)
         yield from (({"parallel.shard", key}, fault) for key, fault in faults.items())
     yield from rule_faults(NATIVE if train.engine == "native" else NXD, config)
 

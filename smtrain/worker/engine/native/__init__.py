@@ -10,7 +10,8 @@ varlen     attention by documents: in FlashAttention (attention_flash) or plain 
 attention_sinks  attention with sinks under masks
 context_parallel  attention and states over rows that are cut over ranks
 kv_cache   keys, values and states of earlier tokens, for generation
-grouped_mm  the products of experts; load_balancing: their auxiliary loss
+local_experts  the matrices of a rank's experts; grouped_mm: their products
+load_balancing  the auxiliary loss of experts
 experts_next_to_mlp  the experts of Gemma 4, next to the MLP of a block
 gated_delta  the linear attention of Qwen3.5 and Qwen3-Next
 linears    row-parallel linears; gradients of linears and embeddings

@@ -171,6 +171,8 @@ class ProcessMesh:
         self.ep = options.ep
         self.replicas = ReplicaGroup(self.shards, self.shard_rank, self.shard_group)
         self.expert_replicas, self.ep_rank, self.ep_group = self.replicas, 0, self.shard_group
+        self.expert_mesh = self.shard_mesh
+        """The ranks that hold the same experts, or with full sharding their rows."""
         if self.ep > 1:
             self._divide_experts()
         if self.pp > 1:
@@ -224,7 +226,7 @@ class ProcessMesh:
 
     def _divide_experts(self) -> None:
         """Make the groups of ranks that divide the experts, which are neighbours, and of those with
-        the same ones.
+        the same ones: a second grid, as torchtitan has it.
         """
         if self.shards % self.ep:
             raise ConfigError(
@@ -232,17 +234,16 @@ class ProcessMesh:
                 " whose ranks share the experts",
                 code="config.combination",
             )
-        index, self.ep_rank = divmod(self.shard_rank, self.ep)
-        blocks = self.shards // self.ep
-        expert_group = self.subgroup(
-            "shard", [range(b * self.ep, (b + 1) * self.ep) for b in range(blocks)]
+        size = self.shards // self.ep
+        grid = init_device_mesh(
+            self.device.type,
+            (self.pp, size, self.ep, self.tp),
+            mesh_dim_names=("pp", "expert_shard", "ep", "tp"),
         )
-        assert expert_group is not None
-        self.ep_group = expert_group
-        replica_group = self.subgroup(
-            "shard", [range(e, self.shards, self.ep) for e in range(self.ep)]
-        )
-        self.expert_replicas = ReplicaGroup(blocks, index, replica_group)
+        self.ep_rank, self.ep_group = grid.get_local_rank("ep"), grid.get_group("ep")
+        self.expert_mesh = grid["expert_shard"]
+        group = self.expert_mesh.get_group() if size > 1 else None
+        self.expert_replicas = ReplicaGroup(size, self.expert_mesh.get_local_rank(), group)
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no

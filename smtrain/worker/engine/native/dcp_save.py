@@ -98,6 +98,9 @@ class DcpContents(StageContents):
             for kind, values in numbers.items():
                 folder, path = _path_of(kind, module.name)
                 for offsets, part in place_rows(shard, local_shape, offset, values):
+                    if layout.spec(name).is_stacked:
+                        first_expert = layout.experts(engine.mesh.ep_rank).start
+                        offsets = first_expert + offsets[0], *offsets[1:]
                     if module.is_stack:
                         expert, row = module.place(name, layout.spec(name).shape)
                         place = expert, row + offsets[0], *offsets[1:]
@@ -118,15 +121,15 @@ class DcpContents(StageContents):
         """Each parameter with rows on this rank: the first number of its part that they are, and
         their masters and moments.
         """
-        dense = self._engine.optimizer.dense
-        if isinstance(dense, FullShard):
-            for rows in dense.rows.values():
-                for name, start, stop, offset in rows.pieces():
-                    yield name, offset, {kind: getattr(rows, kind)[start:stop] for kind in KINDS}
-            return
-        # One process shards nothing, and has whole parameters.
-        for name, at, size in dense.table.entries:
-            yield name, 0, {kind: getattr(dense, kind)[at : at + size] for kind in KINDS}
+        for shard in self._engine.optimizer.shards:
+            if isinstance(shard, FullShard):
+                for rows in shard.rows.values():
+                    for name, start, stop, offset in rows.pieces():
+                        yield name, offset, _state_of(rows, start, stop)
+                continue
+            # One process shards nothing, and has whole parameters.
+            for name, at, size in shard.table.entries:
+                yield name, 0, _state_of(shard, at, at + size)
 
     def _objects(self, folder: str, manifest: Manifest) -> dict[KeyPath, Any]:
         """AdamW's settings, on rank 0; a save without a record of its run has none."""
@@ -206,6 +209,11 @@ def place_rows(
             if low < high:
                 yield (start + low - at, *origin[1:]), rows[low - first : high - first]
         at += size
+
+
+def _state_of(owner: Any, start: int, stop: int) -> dict[str, torch.Tensor]:
+    """Numbers of masters and moments."""
+    return {kind: getattr(owner, kind)[start:stop] for kind in KINDS}
 
 
 def _path_of(kind: str, name: str) -> tuple[str, KeyPath]:

@@ -42,7 +42,11 @@ from smtrain.worker.engine.native.norms import parts_of
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
 from smtrain.worker.engine.native.router_bias import update_bias
-from smtrain.worker.engine.native.sharded_weights import ShardedRows, ShardedWeights
+from smtrain.worker.engine.native.sharded_weights import (
+    ShardedRows,
+    ShardedWeights,
+    shard_fully,
+)
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.zero1 import Zero1AdamW
 from smtrain.worker.engine.saving import Saver, local_rank
@@ -79,10 +83,7 @@ class NativeEngine:
             comm.be_deterministic(options.deterministic)
         self.require_owner: Callable[[], None] = lambda: None
         if options.shard == "full":
-            faults = full_shard_faults(
-                quantizes=lora is not None and lora.quantize is not None,
-                ep=options.ep,
-            )
+            faults = full_shard_faults(quantizes=lora is not None and lora.quantize is not None)
             if faults:
                 raise ConfigError([*faults.values()], code="config.combination")
         self.shape = ModelShape.from_config(config)
@@ -103,10 +104,13 @@ class NativeEngine:
         self.optimizer: Zero1AdamW | FullShardAdamW = make_optimizer(
             self.stage, self.mesh, optimizer
         )
-        self._base: ShardedWeights[ShardedRows] | None = None
-        """The frozen weights under an adapter, if their rows are cut."""
+        self._bases: list[ShardedWeights[ShardedRows]] = []
+        """The frozen weights under an adapter, if their rows are cut; experts may be a second."""
         if self.stage.is_sharded and lora is not None:
-            self._base = ShardedWeights(self.stage, self.stage.dense, self.mesh, ShardedRows)
+            parameters = shard_fully(self.stage, self.mesh)
+            self._bases = [ShardedWeights(self.stage.dense, parameters, ShardedRows)]
+            if self.mesh.ep > 1:
+                self._bases.append(ShardedWeights(self.stage.experts, parameters, ShardedRows))
         # After the optimizer, which takes each parameter's fp32 values before they are rounded.
         self.begin_from(weights or RandomWeights(config, self.shape, seed))
         if lora is not None:
@@ -328,10 +332,13 @@ class NativeEngine:
 
     @property
     def _taker(self) -> Callable[[str, torch.Tensor], None]:
-        """The taker of each parameter's fp32 values; a frozen parameter on this rank needs none."""
-        if self.lora is None:
-            return self.optimizer.take
-        return _keep_nothing if self._base is None else self._base.take
+        """The taker of each parameter's fp32 values."""
+        return self.optimizer.take if self.lora is None else self._take_frozen
+
+    def _take_frozen(self, name: str, values: torch.Tensor) -> None:
+        """Keep this rank's rows of a frozen parameter, if its rows are cut."""
+        for base in self._bases:
+            base.take(name, values)
 
     @torch.no_grad()
     def next_token(self, input_ids: torch.Tensor) -> int:
@@ -494,10 +501,6 @@ class NativeEngine:
                 ],
                 code="config.combination",
             )
-
-
-def _keep_nothing(name: str, values: torch.Tensor) -> None:
-    """A frozen parameter needs no fp32 copy."""
 
 
 def _size(words: Sequence[float]) -> float:

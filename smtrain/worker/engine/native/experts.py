@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from transformers.activations import ACT2FN
 
 from smtrain.core.model.hf_config import HFConfig
 from smtrain.core.model.layout import Layout
@@ -34,25 +32,12 @@ from smtrain.core.model.lora import A, B, Lora
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.dispatch import all_to_all, invert, reorder, swap
 from smtrain.worker.engine.native.gradients import FlatParameters
-from smtrain.worker.engine.native.grouped_mm import RowBlocks, missing_width, multiply
-from smtrain.worker.engine.native.linears import Sink
+from smtrain.worker.engine.native.grouped_mm import RowBlocks
 from smtrain.worker.engine.native.load_balancing import Balance
+from smtrain.worker.engine.native.local_experts import ExpertFactors, LocalExperts, Matrices
 from smtrain.worker.engine.native.lora import Dropout
 from smtrain.worker.engine.native.router_bias import choose_experts
 from smtrain.worker.engine.step_timing import part
-
-_ALPHA, _LIMIT = (
-    1.702,
-    7.0,
-)  # gpt-oss: swiglu_alpha and swiglu_limit, which no published model changes
-
-
-@dataclass
-class Matrices:
-    """One matrix of all of this rank's experts."""
-
-    sink: Sink | None = None
-    """Takes gradients of all of them; None: autograd does."""
 
 
 class Mixture(nn.Module):
@@ -62,10 +47,6 @@ class Mixture(nn.Module):
     router_bias: nn.Parameter
     choice_bias: torch.Tensor
     """fp32 [E], of `router_bias.py`."""
-    gate_up: nn.Parameter
-    gate_up_bias: nn.Parameter
-    down: nn.Parameter
-    down_bias: nn.Parameter
 
     def __init__(
         self,
@@ -107,12 +88,10 @@ class Mixture(nn.Module):
         for name in (self._shared_name, f"{self._shared_name}_gate")[: 1 + names.shared_gate]:
             if self._shared_name:
                 setattr(self, name, getattr(original, name))
-        self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[hf_config.activation]
+        self.local = LocalExperts(names, hf_config.activation, mesh.tp_rank)
         self._enter: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
-        self._factors: dict[str, ExpertFactors] = {}
         self._dropout: Dropout | None = None
-        self._writing = {"gate_up": Matrices(), "down": Matrices()}
         # Its shapes change with each step, so a compiler would make a graph for each of them.
         self.forward = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call, method-assign]
 
@@ -152,7 +131,7 @@ class Mixture(nn.Module):
     def writing(self) -> dict[str, Matrices]:
         """The matrices whose gradients can go to a sink, by the first of their names in files."""
         leaves = self.leaves()
-        return {leaves[leaf][0]: matrices for leaf, matrices in self._writing.items()}
+        return {leaves[leaf][0]: matrices for leaf, matrices in self.local.writing.items()}
 
     def take(
         self, dense: FlatParameters, experts: FlatParameters, biases: Mapping[str, torch.Tensor]
@@ -170,7 +149,7 @@ class Mixture(nn.Module):
                 first = experts.join(
                     names, (per, first.shape[0] * len(names) // per, first.shape[1])
                 )
-            setattr(self, leaf, first)
+            setattr(self.local, leaf, first)
 
     def adapt(
         self, parameters: Mapping[str, nn.Parameter], lora: Lora, dropout: Dropout | None
@@ -183,7 +162,7 @@ class Mixture(nn.Module):
             # place.
             a, down = parameters[at + A], leaf in ("down_proj", self._names.parts[2])
             start = self._mesh.tp_rank * a.shape[2] if down else 0
-            self._factors[leaf] = ExpertFactors(
+            self.local.factors[leaf] = ExpertFactors(
                 at, a, parameters[at + B], lora.scale, start, dropout
             )
 
@@ -300,7 +279,8 @@ class Mixture(nn.Module):
         """
         mesh = self._mesh
         if mesh.ep == 1:
-            return self._compute_experts(rows, blocks, choices)
+            own_out: torch.Tensor = self.local(rows, blocks, choices)
+            return own_out
         counts = blocks.counts.long()
         per = len(counts) // mesh.ep
         # Receivers cannot know how many rows each expert gets: the counts travel before the rows.
@@ -326,7 +306,7 @@ class Mixture(nn.Module):
         if choices is not None:
             choices = all_to_all(choices, send_sizes, receive_sizes, mesh.ep_group)[order]
         own_blocks = RowBlocks(expert, own_counts, sizes=own_sizes)
-        out = self._compute_experts(reorder(received_rows, order, inverse, 1), own_blocks, choices)
+        out = self.local(reorder(received_rows, order, inverse, 1), own_blocks, choices)
         return swap(reorder(out, inverse, order, 1), receive_sizes, send_sizes, mesh.ep_group)
 
     def _forward_with_capacity(
@@ -374,7 +354,7 @@ class Mixture(nn.Module):
             if numbers is not None:
                 numbers = all_to_all(numbers, even, even, mesh.ep_group)
                 numbers = numbers.view(mesh.ep, per, room).transpose(0, 1).flatten()
-        out = self._compute_experts(rows, RowBlocks.evenly(per, mesh.ep * room, x.device), numbers)
+        out = self.local(rows, RowBlocks.evenly(per, mesh.ep * room, x.device), numbers)
         if mesh.ep > 1:
             out = out.view(per, mesh.ep, room, -1).transpose(0, 1).flatten(0, 2)
             out = swap(out, even, even, mesh.ep_group)
@@ -399,78 +379,3 @@ class Mixture(nn.Module):
             return blocks.counts
         running_counts = F.pad(is_token.cumsum(0), (1, 0))
         return running_counts[blocks.ends] - running_counts[blocks.ends - blocks.counts]
-
-    def _compute_experts(
-        self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The outputs of this rank's experts for its blocks of rows; `choices` as in
-        `_forward_experts`.
-        """
-
-        def add_adapter(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self._factors[leaf](x, y, blocks, choices) if leaf in self._factors else y
-
-        into, out_of = (self._writing[leaf].sink for leaf in ("gate_up", "down"))
-        if self._in_pairs:
-            gate_up = (
-                multiply(rows, self.gate_up, blocks, False, into) + self.gate_up_bias[blocks.expert]
-            )
-            gate_up = add_adapter("gate_up_proj", rows, gate_up)
-            # gpt-oss interleaves gate and up in one matrix; only the gate has no lower bound.
-            gate, up = (
-                gate_up[..., ::2].clamp(max=_LIMIT),
-                gate_up[..., 1::2].clamp(-_LIMIT, _LIMIT),
-            )
-            inner = (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
-            out = add_adapter("down_proj", inner, multiply(inner, self.down, blocks, False, out_of))
-            # Outputs are summed over the tensor-parallel ranks: one of them adds the bias.
-            return out + self.down_bias[blocks.expert] if self._mesh.tp_rank == 0 else out
-        gate_up = add_adapter(
-            "gate_up_proj", rows, multiply(rows, self.gate_up, blocks, True, into)
-        )
-        gate, up = gate_up.chunk(2, -1)
-        if self._names.stacked is None:
-            gate, up = (
-                add_adapter(name, rows, half)
-                for name, half in zip(self._names.parts, (gate, up), strict=False)
-            )
-        inner = self._activation(gate) * up
-        out = multiply(inner, self.down, blocks, True, out_of)
-        return add_adapter(
-            "down_proj" if "down_proj" in self._factors else self._names.parts[2], inner, out
-        )
-
-
-class ExpertFactors:
-    """A [e, rank, in] and B [e, out, rank] of one matrix of this rank's experts, or this rank's
-    parts of them.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        a: nn.Parameter,
-        b: nn.Parameter,
-        scale: float,
-        start: int,
-        dropout: Dropout | None,
-    ) -> None:
-        """`start` is the first column of the input that this rank sees."""
-        self._name, self._a, self._b, self._scale = name, a, b, scale
-        self._start, self._dropout = start, dropout
-
-    def __call__(
-        self, x: torch.Tensor, y: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`y`, the experts' products with their blocks of rows `x`, plus the products of the
-        factors.
-        """
-        if self._dropout is not None and choices is not None:
-            x = self._dropout.rows(self._name, x, choices, self._start)
-        # The scale enters B, which is far smaller than the products.
-        a, b = self._a.to(x.dtype), (self._b * self._scale).to(x.dtype)
-        if padding := missing_width(
-            x, a.shape[1]
-        ):  # zeros change no number, and the loop would wait for the device
-            a, b = F.pad(a, (0, 0, 0, padding)), F.pad(b, (0, padding))
-        return y + multiply(multiply(x, a, blocks, True), b, blocks, True)

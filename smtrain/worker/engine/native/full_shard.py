@@ -7,7 +7,7 @@ ZeRO-1, whose parts are made from the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,16 @@ from torch import nn
 
 from smtrain.core.model.layout import FlatTable
 from smtrain.worker.engine.base import OptimizerOptions
-from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.comm import ProcessMesh, ReplicaGroup
+from smtrain.worker.engine.native.gradients import FlatParameters
 from smtrain.worker.engine.native.norms import Range, is_finite, merge, part_of
 from smtrain.worker.engine.native.optimizer import AdamWSteps
 from smtrain.worker.engine.native.replicas import GradientCopies
-from smtrain.worker.engine.native.sharded_weights import ShardedRows, ShardedWeights
+from smtrain.worker.engine.native.sharded_weights import (
+    ShardedRows,
+    ShardedWeights,
+    shard_fully,
+)
 from smtrain.worker.engine.native.stage import Stage
 
 
@@ -35,7 +40,7 @@ class FlatPart:
     exp_avg: torch.Tensor
     exp_avg_sq: torch.Tensor
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The stage's whole parameters by name, on the first of the ranks that share them."""
+    """The whole parameters by name, on the first of the ranks that share them."""
 
     def overlap(self, at: int, size: int) -> tuple[int, int]:
         """[start, stop) within a parameter, `size` numbers at `at` of the table, of this part."""
@@ -45,8 +50,10 @@ class FlatPart:
 class TrainedRows(ShardedRows):
     """This rank's fp32 rows of one trained parameter, with their gradient and AdamW state."""
 
-    def __init__(self, parameter: nn.Parameter, names: list[tuple[str, int, int]]) -> None:
-        super().__init__(parameter, names)
+    def __init__(
+        self, parameter: nn.Parameter, names: list[tuple[str, int, int]], replicas: ReplicaGroup
+    ) -> None:
+        super().__init__(parameter, names, replicas)
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
         self.of_adamw = nn.Parameter(self.master, requires_grad=False)
         """The rows as a parameter that AdamW updates in place."""
@@ -72,16 +79,24 @@ class TrainedRows(ShardedRows):
 
 
 class FullShard(ShardedWeights[TrainedRows]):
-    """This rank's part of the optimizer's state: its rows of all parameters of a stage."""
+    """This rank's part of the optimizer's state: its rows of parameters that the same ranks
+    divide.
+    """
 
-    def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        flat_parameters: FlatParameters,
+        parameters: Mapping[str, nn.Parameter],
+        mesh: ProcessMesh,
+        options: OptimizerOptions,
+    ) -> None:
+        super().__init__(flat_parameters, parameters, TrainedRows)
         self._stage, self._mesh, self._device = stage, mesh, mesh.device
-        flat_parameters = stage.trained
-        super().__init__(stage, flat_parameters, mesh, TrainedRows)
-        self.table = flat_parameters.table
+        self.table, self._layout = flat_parameters.table, flat_parameters.layout
+        self.replicas = flat_parameters.replicas
         self._copies = GradientCopies(stage, flat_parameters, mesh)
         self._by_part: dict[bool, list[tuple[TrainedRows, Range]]] = {}
-        self._shape = flat_parameters.layout.shape
         self._adamw = self._make_adamw(options)
 
     def _make_adamw(self, options: OptimizerOptions) -> torch.optim.AdamW:
@@ -140,7 +155,7 @@ class FullShard(ShardedWeights[TrainedRows]):
                         start,
                         stop,
                         self._copies.weights[name],
-                        part_of(self._shape, name) if by_part else "",
+                        part_of(self._layout.shape, name) if by_part else "",
                     )
                     for name, start, stop, _ in rows.pieces()
                 )
@@ -184,18 +199,16 @@ class FullShard(ShardedWeights[TrainedRows]):
         """This rank's part in the order of files, of zeros: an equal part of the flat buffer that
         ZeRO-1 cuts.
         """
-        ranks = self._mesh.replicas
-        shard = max(1, -(-self.table.size // ranks.size))
+        shard = max(1, -(-self.table.size // self.replicas.size))
         master, exp_avg, exp_avg_sq = torch.zeros(3, shard, device="cpu")
-        return FlatPart(self.table, ranks.rank * shard, shard, master, exp_avg, exp_avg_sq)
+        return FlatPart(self.table, self.replicas.rank * shard, shard, master, exp_avg, exp_avg_sq)
 
     @torch.no_grad()
     def collect(self, out: FlatPart) -> None:
-        """Fill this rank's part in the order of files; the first rank also gets the stage's weights.
+        """Fill this rank's part in the order of files; the first rank also gets the whole weights.
 
         Collective. One parameter exists in full on the device at a time.
         """
-        layout = self._stage.trained.layout
         for rows in self.rows.values():
             for kind in ("master", "exp_avg", "exp_avg_sq"):
                 parameter, offset = rows.gather(getattr(rows, kind)), 0
@@ -206,8 +219,8 @@ class FullShard(ShardedWeights[TrainedRows]):
                     if start < stop:
                         target = getattr(out, kind)[at + start - out.start : at + stop - out.start]
                         target.copy_(values[start:stop])
-                    if kind == "master" and self._mesh.shard_rank == 0:
-                        shape = layout.local_shape(name, self._mesh.tp_rank)
+                    if kind == "master" and self.replicas.rank == 0:
+                        shape = self._layout.local_shape(name, self._mesh.tp_rank)
                         if name not in out.weights:
                             out.weights[name] = torch.empty(
                                 shape, dtype=self._stage.dtype, device="cpu"
@@ -233,9 +246,11 @@ class FullShard(ShardedWeights[TrainedRows]):
 class FullShardAdamW(AdamWSteps):
     """The optimizer of one rank, which also holds its weights."""
 
-    experts = None
-
     def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
         super().__init__(mesh, options, stage.dtype)
-        self.dense = FullShard(stage, mesh, options)
-        self.shards = [self.dense]
+        parameters, experts = shard_fully(stage, mesh), stage.trained_experts
+        self.dense = FullShard(stage, stage.trained, parameters, mesh, options)
+        self.experts = (
+            None if experts is None else FullShard(stage, experts, parameters, mesh, options)
+        )
+        self.shards: list[FullShard] = [self.dense, *([self.experts] if self.experts else [])]

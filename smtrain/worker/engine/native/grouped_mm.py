@@ -188,7 +188,10 @@ def _rows(
     """Rows [R, out] of rows times matrices."""
     weight = weight.transpose(1, 2) if transpose else weight
     if blocks.are_even:
-        return torch.bmm(blocks.stack(x), weight).flatten(0, 1)
+        # Not a view of the product: FSDP2 hangs a hook on the output of experts.
+        out = x.new_empty(len(x), weight.shape[2])
+        torch.bmm(blocks.stack(x), weight, out=blocks.stack(out))
+        return out
     if can_group(x, weight):
         return _kernel()(x, weight, offs=blocks.ends)
     out = x.new_empty(len(x), weight.shape[2])

@@ -4,6 +4,7 @@ load one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.training_state import KINDS
 from smtrain.worker.engine.host_copies import Files
 from smtrain.worker.engine.native.full_shard import FlatPart, FullShard
+from smtrain.worker.engine.native.gradients import FlatParameters
 from smtrain.worker.engine.native.zero1 import OptimizerShard
 from smtrain.worker.engine.saving import fill_from, write_native
 
@@ -38,7 +40,8 @@ class StageContents:
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
-        self._part: FlatPart | None = None
+        self._parts: dict[bool, FlatPart] = {}
+        """Copies of fully sharded state; True: of experts."""
 
     @property
     def are_copies(self) -> bool:
@@ -51,10 +54,11 @@ class StageContents:
         engine = self._engine
         engine.optimizer.settle()
         mesh, optimizer, dense = engine.mesh, engine.optimizer, engine.optimizer.dense
-        part = self._collect(dense) if isinstance(dense, FullShard) else dense
+        part, experts = self._part_of(dense), None
         state: dict[str, torch.Tensor] = {kind: getattr(part, kind) for kind in KINDS}
         if optimizer.experts is not None:
-            state |= {f"{EXPERTS}{kind}": getattr(optimizer.experts, kind) for kind in KINDS}
+            experts = self._part_of(optimizer.experts, is_of_experts=True)
+            state |= {f"{EXPERTS}{kind}": getattr(experts, kind) for kind in KINDS}
         if _precision(engine) == "fp32":
             state = {
                 kind: values for kind, values in state.items() if not kind.endswith("master")
@@ -62,23 +66,27 @@ class StageContents:
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
         # Ranks that differ in dp and cp only hold the same parameters: one of them writes.
         if mesh.shard_rank == 0:
-            weights = (
-                part.weights if isinstance(part, FlatPart) else engine.stage.trained.parameters
-            )
+            weights = _weights_of(part, engine.stage.trained)
             biases = engine.stage.router_biases if engine.lora is None else {}
             if self.are_copies:
                 biases = {name: bias.to("cpu", copy=True) for name, bias in biases.items()}
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = {**weights, **biases}
-        experts = engine.stage.trained_experts
-        if experts is not None and experts.replicas.rank == 0:
-            out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(experts.parameters)
+        trained_experts = engine.stage.trained_experts
+        if experts is not None and trained_experts is not None and not mesh.expert_replicas.rank:
+            own_weights = _weights_of(experts, trained_experts)
+            out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(own_weights)
         return out
 
-    def _collect(self, dense: FullShard) -> FlatPart:
-        """This rank's part of fully sharded state, in memory that stays between saves."""
-        self._part = dense.empty_part() if self._part is None else self._part
-        dense.collect(self._part)
-        return self._part
+    def _part_of(
+        self, shard: OptimizerShard | FullShard, is_of_experts: bool = False
+    ) -> OptimizerShard | FlatPart:
+        """This rank's part; of fully sharded state a copy, in memory that stays between saves."""
+        if not isinstance(shard, FullShard):
+            return shard
+        if is_of_experts not in self._parts:
+            self._parts[is_of_experts] = shard.empty_part()
+        shard.collect(self._parts[is_of_experts])
+        return self._parts[is_of_experts]
 
     def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
         engine, mesh = self._engine, self._engine.mesh
@@ -111,20 +119,28 @@ class StageContents:
 
 def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:
     """See `Engine.load`."""
-    dense = engine.optimizer.dense
-    part = dense.empty_part() if isinstance(dense, FullShard) else dense
+    shards = engine.optimizer.shards
+    parts = [s.empty_part() if isinstance(s, FullShard) else s for s in shards]
     manifest = fill_from(
         checkpoint,
         engine.mesh,
         engine.shape,
         engine.lora,
-        lambda reader: _fill(engine, part, reader, read),
+        lambda reader: _fill(engine, parts, reader, read),
     )
     # Not before every rank has read its part: a rank that fails would let the other ones wait.
-    if isinstance(dense, FullShard) and isinstance(part, FlatPart):
-        dense.distribute(part)
+    for shard, part in zip(shards, parts, strict=True):
+        if isinstance(shard, FullShard) and isinstance(part, FlatPart):
+            shard.distribute(part)
     engine.optimizer.restore(manifest.optimizer_steps, manifest.loss_scale)
     return manifest.state
+
+
+def _weights_of(
+    part: OptimizerShard | FlatPart, flat_parameters: FlatParameters
+) -> Mapping[str, torch.Tensor]:
+    """The whole weights that a rank writes with its part."""
+    return part.weights if isinstance(part, FlatPart) else flat_parameters.parameters
 
 
 def _precision(engine: NativeEngine) -> Precision:
@@ -139,13 +155,15 @@ def _ep(engine: NativeEngine) -> int:
 
 def _fill(
     engine: NativeEngine,
-    part: OptimizerShard | FlatPart,
+    parts: Sequence[OptimizerShard | FlatPart],
     reader: StateReader,
     read: dict[str, int] | None,
 ) -> None:
-    """Fill this rank's part of master weights and moments, and the biases of its routers."""
-    mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
-    parts = [part, *([] if optimizer.experts is None else [optimizer.experts])]
+    """Fill this rank's `parts`, the last of which is of experts if there are two, with master
+    weights and moments, and the biases of its routers.
+    """
+    mesh, layout = engine.mesh, engine.stage.trained.layout
+    dense, experts = parts[0], parts[1] if len(parts) > 1 else None
     filled_kinds: set[str] = set()
     for name, bias in engine.stage.router_biases.items() if engine.lora is None else ():
         bias.copy_(reader.wide_weight(name))
@@ -153,7 +171,7 @@ def _fill(
 
         def put(kind: str, at: int, numbers: Bits) -> None:
             filled_kinds.add(kind)
-            shard = optimizer.experts if kind.startswith(EXPERTS) else part
+            shard = experts if kind.startswith(EXPERTS) else dense
             getattr(shard, kind.removeprefix(EXPERTS))[at : at + len(numbers)].copy_(
                 tensor(numbers, FP32)
             )
@@ -165,7 +183,7 @@ def _fill(
             read[name] = crc
     for kind, shard in product(KINDS, parts):
         # The masters of an fp32 run are not in optimizer files, so `own_part` does not fill them.
-        if (f"{EXPERTS}{kind}" if shard is optimizer.experts else kind) in filled_kinds:
+        if (f"{EXPERTS}{kind}" if shard is experts else kind) in filled_kinds:
             continue
         target = getattr(shard, kind)
         target.zero_()  # also the padding, which may hold values of a damaged checkpoint
