@@ -72,7 +72,7 @@ def backend_of_job(job: str, name: TargetName | None = None) -> tuple[str, Backe
     word = name or os.environ.get("SMTRAIN_TARGET") or None
     if word is not None and word not in get_args(TargetName):
         raise ConfigError(
-            f"SMTRAIN_TARGET is {word!r};"
+            f"{f'target: got {word!r}' if name else f'SMTRAIN_TARGET is {word!r}'};"
             f" {hint(word, get_args(TargetName), table('word_names')['values'])}",
             code="config.wrong_value",
         )

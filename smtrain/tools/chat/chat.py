@@ -12,7 +12,7 @@ from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.extras import pause_collector
 from smtrain.core.model.chat_options import checked_options, read_template
 from smtrain.core.model.hf_config import positions_named
-from smtrain.core.public_api import public
+from smtrain.core.public_api import misuse, public
 from smtrain.core.spinner import spinner
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
@@ -141,7 +141,9 @@ def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
 
 
 def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
-    """`sampling` with some settings replaced. Raises `ConfigError` for an unknown one."""
+    """`sampling` with some settings replaced. Raises `ConfigError` for an unknown one, and a value
+    of another type.
+    """
     if unknown_names := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
         names = ", ".join(Sampling.__dataclass_fields__)
         raise ConfigError(
@@ -150,6 +152,8 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
         )
     if isinstance(settings.get("stop"), str):
         settings = {**settings, "stop": (settings["stop"],)}
+    if wrong := misuse(Sampling, (), settings):
+        raise ConfigError(wrong, code="config.wrong_value")
     return replace(
         sampling,
         **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})},

@@ -62,6 +62,8 @@ def test_a_wrong_word_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch
         match=r"SMTRAIN_TARGET is 'slrum'; did you mean slurm\? known: local, aws, slurm",
     ):
         backend_of_job("a-train-00000001")
+    with pytest.raises(ConfigError, match=r"^target: got 'moon'; known: local, aws, slurm"):
+        backend_of_job("a-train-00000001", "moon")  # type: ignore[arg-type]
 
 
 def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(

@@ -473,6 +473,13 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
         smtrain.Job(str(tmp_path / "run.yaml"))
     with pytest.raises(ConfigError, match="warmth: is not a generation setting"):
         smtrain.chat(folder, warmth=1)
+    for setting, words in (
+        ({"max_new_tokens": "many"}, "max_new_tokens: got 'many'; .* takes a whole number"),
+        ({"temperature": [1]}, r"temperature: got \[1\]; .* takes a number"),
+        ({"stop": 3}, "stop: got 3; .* takes a list of text"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            smtrain.generate(folder, "one", **setting)
     with pytest.raises(ConfigError, match="turns: got -1"):
         smtrain.chat(folder, turns=-1)
     with pytest.raises(DataError, match="there are no prompts"):
