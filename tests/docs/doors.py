@@ -21,6 +21,15 @@ import yaml
 from tests.docs.pages import ROOT, Command, blocks, commands
 
 Site = Callable[[Path, Path, Mapping[str, str]], AbstractContextManager[dict[str, str]]]
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
 SENTENCES = "\n\n".join(f"A river of {n} miles runs from the hills to the sea." for n in range(400))
 
 
@@ -91,7 +100,11 @@ def home(root: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[d
 
 @contextmanager
 def gpu(root: Path, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """A ready config, whose machine's device is a process of this CPU."""
+    """A ready config, whose machine's device is a process of this CPU, and a tiny model for the
+    trials of doctor, which take all of their ten minutes with a model of the machine's size.
+    """
+    (folder / "tiny").mkdir()
+    (folder / "tiny/config.json").write_text(json.dumps(TINY))
     (folder / "my-text").mkdir()
     (folder / "my-text/a.txt").write_text(SENTENCES)
     config = yaml.safe_load((ROOT / "examples/gpu/qwen3-8b-lora-24gb.yaml").read_text())
@@ -204,7 +217,7 @@ DOORS = {
     "gpu": Door(
         "docs/first-run-gpu.md",
         gpu,
-        {"--train": "--train --minutes 2", "chat NAME": "chat qwen3-8b-lora <<<Hello"},
+        {"--train": "--train --minutes 6 --model tiny", "chat NAME": "chat qwen3-8b-lora <<<Hello"},
     ),
     "slurm": Door("docs/slurm.md", slurm),
     "aws": Door(
