@@ -79,7 +79,9 @@ def serve(descriptor: int, arguments: list[str]) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "SMTRAIN_WARM_ROOM"}
     warm = _warm()
     gc.disable()
+    before = dict(os.environ)
     import_files(arguments)
+    warm.variables_of_imports = {k: v for k, v in os.environ.items() if before.get(k) != v}
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest ends the workers
@@ -142,5 +144,6 @@ if __name__ == "__main__":
             begin(prefix, name, words)
         case _:
             del sys.argv[1:]
+            os.environ.update(sys.modules["warm"].variables_of_imports)
             gc.unfreeze()
             exec(eval(sys.stdin.readline()), vars(sys.modules["__main__"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from smtrain.plane.client import EXTENSION
 from tests import forked_workers
 
 
@@ -18,6 +20,11 @@ def test_each_worker_of_xdist_is_a_fork() -> None:
     is_measured = any(name.startswith("COV_CORE") for name in os.environ)
     is_worker = "PYTEST_XDIST_WORKER" in os.environ and not is_measured
     assert ("forked_workers.py" in command) == is_worker
+
+
+def test_a_worker_has_the_variables_that_imports_set() -> None:
+    importlib.import_module("testing.plane")  # which set it, here or before the fork
+    assert os.environ[EXTENSION] == "testing.synthetic"
 
 
 def test_arguments_lead_to_the_files_that_pytest_collects() -> None:
