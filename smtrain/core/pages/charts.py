@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import cycle
 from math import floor, isfinite, log10
 
@@ -177,6 +178,11 @@ def heat_map(
     )
 
 
+def _figure(value: float, form: str) -> str:
+    """A value without an exponent: 0.0000845, not 8.45e-05."""
+    return format(Decimal(format(value, form).replace(",", "")), "," if "," in form else "f")
+
+
 def bars(rows: Sequence[Bar], words: str) -> str:
     """Bars below each other, and below each the colour, name and value of its parts; empty without
     bars.
@@ -192,7 +198,7 @@ def bars(rows: Sequence[Bar], words: str) -> str:
             if not value:
                 continue
             wide, name = value / bar.whole * _BARS_WIDTH, part.replace("_", " ")
-            parts.append((x, wide, next(colours), name, format(value, bar.form)))
+            parts.append((x, wide, next(colours), name, _figure(value, bar.form)))
             x += wide
         labels, height = _labels([f"{name} {value}" for *_, name, value in parts])
         mark = (

@@ -41,13 +41,16 @@ def test_the_bars_are_as_long_as_what_they_stand_for(plan: smtrain.Plan) -> None
     assert f"${plan.dollars:,.0f}" in "".join(drawn.itertext())
 
 
-@pytest.mark.parametrize("config", ["llama-2-70b-trn1.yaml", "qwen3-30b-a3b-trn2.yaml"])
+@pytest.mark.parametrize(
+    "config", ["llama-2-70b-trn1.yaml", "qwen3-30b-a3b-trn2.yaml", "tiny-llama.yaml"]
+)
 def test_each_piece_has_a_colour_and_a_label_that_no_other_has(config: str) -> None:
     drawn, _ = drawn_and_written(smtrain.plan(EXAMPLES / config))
     pieces = {str(rect[0].text): rect.attrib["fill"] for rect in drawn.iter(f"{SVG}rect")}
     assert len(set(pieces.values())) == len(pieces) > 10
     labels = [str(text.text) for text in drawn.iter(f"{SVG}text")]
     assert {piece.replace(": ", " ") for piece in pieces} <= set(labels)
+    assert not [label for label in labels if re.search(r"\de[+-]\d", label)], "no exponents"
     swatches = [path.attrib["fill"] for path in drawn.iter(f"{SVG}path") if "fill" in path.attrib]
     assert swatches == list(pieces.values())
     width = float(drawn.attrib["viewBox"].split()[2])
