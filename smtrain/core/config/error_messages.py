@@ -142,6 +142,9 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
             f"{key}: got {format_value(repr(value))}; it is a section with"
             f" keys{_keys_of(root, key, value)}"
         )
+    if kind == "string_type" and isinstance(value, (list, tuple)):
+        several = "; name several texts under data.sources" if key == "data.path" else ""
+        return f"{key}: got {format_value(repr(value))}; one text is needed, not a list{several}"
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key) or _PATTERNS.get(last)):
         guess = "" if key in _PATTERNS else _pattern_meant(last, str(value))

@@ -207,6 +207,11 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
         value("train.lr", 1e-4),
     ),
     "number for text": (key("name", 123), "write it in quotes", value("name", "123")),
+    "list for text": (
+        key("name", ["a", "b"]),
+        "one text is needed, not a list",
+        value("name", "a"),
+    ),
     "section for value": (
         key("train", 5),
         "it is a section with keys",

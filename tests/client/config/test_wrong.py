@@ -86,6 +86,10 @@ def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
         ("train.betas=[0.9]", "train.betas: got [0.9]; it has too few numbers"),
         ("train.betas=[0.9, 0.95, 0.99]", "train.betas: got [0.9, 0.95, 0.99]"),
         ("train.seq_len=100000", "train.seq_len: 100000 is beyond the model's 256 positions"),
+        (
+            "data.path=[a, b]",
+            "data.path: got ['a', 'b']; one text is needed, not a list; name several texts under",
+        ),
         ("compute.max_run=0", "compute.max_run: got 0"),
         ("compute.max_run=29d", "compute.max_run: got 2505600; it must be at most 2,419,200"),
         ("compute.price_limit=.nan", "compute.price_limit: got nan"),
