@@ -151,6 +151,7 @@ def test_a_notebook_is_stored_with_what_one_run_of_it_showed(path: Path) -> None
         "execute_result",
     }, "no error"
     assert "stderr" not in {output.get("name") for output in outputs}
+    assert "widget-view" not in path.read_text("utf-8"), "a progress bar of another library"
     assert shown(notebook, "text/html"), "tables and panels"
     assert printed(notebook).strip()
     stored = path.read_text("utf-8")
