@@ -58,7 +58,7 @@ class ShardedLayer:
     """Parameters of the experts' last matrix, whose gradient FSDP2's loop over parameters keeps while
     all are summed.
     """
-    shared: int = 0
+    shared_expert: int = 0
     """Parameters of the shared expert, whose gradients are there before those of the experts."""
 
     @property
@@ -127,7 +127,7 @@ def _moments_of_pass(
         layer = layers[number]
         weights = float(w * layer.around_experts)
         arriving = float(w * layers[number - 1].around_experts) if number and prefetches else 0.0
-        early_bytes = 0 if stage.is_frozen else w * layer.shared
+        early_bytes = 0 if stage.is_frozen else w * layer.shared_expert
         for saved_bytes, logits, buffers in moments.last_layer:
             gathered_bytes = ends + weights + w * layer.experts + arriving + passing_sums
             gathered_bytes += early_bytes
@@ -167,9 +167,9 @@ def _moments_of_pass(
 
 def _gradient_bytes(stage: ShardedStage, layers: Sequence[ShardedLayer], ends: int) -> float:
     """Bytes of a rank's gradients of layers, and of so many numbers of the root group."""
-    rest = ends + sum(layer.around_experts for layer in layers)
+    around_experts = ends + sum(layer.around_experts for layer in layers)
     experts = sum(layer.experts for layer in layers)
-    return SUM * (rest / stage.shards + experts / stage.expert_shards)
+    return SUM * (around_experts / stage.shards + experts / stage.expert_shards)
 
 
 def _sum_buffers(stage: ShardedStage, numbers: int, shards: int) -> tuple[float, float]:

@@ -306,8 +306,8 @@ def _sharded_layer(kind: ModelShape, mesh: Mesh, saved_bytes: float) -> ShardedL
     # gpt-oss has biases behind its matrices.
     has_biases = kind.rules.experts is not None and kind.rules.experts.stacked == "pairs"
     last_matrix = 0 if has_biases else sizes.experts - sizes.gate_up
-    shared = 3 * kind.experts.shared * kind.hidden // mesh.tp
-    return ShardedLayer(sizes.layer, saved_bytes, sizes.experts, last_matrix, shared)
+    shared_expert = 3 * kind.experts.shared * kind.hidden // mesh.tp
+    return ShardedLayer(sizes.layer, saved_bytes, sizes.experts, last_matrix, shared_expert)
 
 
 def _sharded_stage(
