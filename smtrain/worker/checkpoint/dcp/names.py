@@ -1,7 +1,9 @@
-"""Names in torchtitan's checkpoints, and the order of rows in its q, k and v.
+"""Names in torchtitan's checkpoints, the order of rows in its q, k and v, and its tensors of all
+experts.
 
-Facts: torchtitan 0.3.0, models/llama3 and qwen3 `state_dict_adapter.py` (names, rotary order),
-models/common/attention.py `FusedQKVLinear` (fused rows), components/optimizer (keys of state).
+Facts: torchtitan 0.3.0, models/llama3, qwen3 and deepseek_v3 `state_dict_adapter.py` (names, rotary
+order), models/common/attention.py `FusedQKVLinear` (fused rows), models/common/moe.py (experts and
+the bias of choices), components/optimizer (keys of state). 0.2.0: the older names.
 """
 
 from __future__ import annotations
@@ -17,36 +19,79 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.dtypes import Bits
 
-_BLOCK = {
-    "self_attn.q_proj": "attention.qkv_linear.wq",
-    "self_attn.k_proj": "attention.qkv_linear.wk",
-    "self_attn.v_proj": "attention.qkv_linear.wv",
-    "self_attn.o_proj": "attention.wo",
-    "self_attn.q_norm": "attention.q_norm",
-    "self_attn.k_norm": "attention.k_norm",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.up_proj": "feed_forward.w3",
-    "mlp.down_proj": "feed_forward.w2",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
+_ANY_BLOCK = {
+    "self_attn.o_proj.weight": "attention.wo.weight",
+    "mlp.gate_proj.weight": "feed_forward.w1.weight",
+    "mlp.up_proj.weight": "feed_forward.w3.weight",
+    "mlp.down_proj.weight": "feed_forward.w2.weight",
+    "input_layernorm.weight": "attention_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
 }
+_HEADS = {
+    "self_attn.q_proj.weight": "attention.qkv_linear.wq.weight",
+    "self_attn.k_proj.weight": "attention.qkv_linear.wk.weight",
+    "self_attn.v_proj.weight": "attention.qkv_linear.wv.weight",
+    "self_attn.q_norm.weight": "attention.q_norm.weight",
+    "self_attn.k_norm.weight": "attention.k_norm.weight",
+}
+_LATENTS = {
+    "self_attn.q_proj.weight": "attention.wq.weight",
+    "self_attn.q_a_proj.weight": "attention.wq_a.weight",
+    "self_attn.q_a_layernorm.weight": "attention.q_norm.weight",
+    "self_attn.q_b_proj.weight": "attention.wq_b.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attention.wkv_a.weight",
+    "self_attn.kv_a_layernorm.weight": "attention.kv_norm.weight",
+    "self_attn.kv_b_proj.weight": "attention.wkv_b.weight",
+}
+_ROUTER = {"mlp.gate.weight": "moe.router.gate.weight"}
+_EXPERTS = {
+    "gate_proj": "moe.routed_experts.inner_experts.w1_EFD",
+    "up_proj": "moe.routed_experts.inner_experts.w3_EFD",
+    "down_proj": "moe.routed_experts.inner_experts.w2_EDF",
+}
+"""The tensor [experts, rows, columns] with a matrix of all experts of a layer."""
+_BIAS = "moe.expert_bias_E"
+"""The bias of choices. Qwen3's models in torchtitan may have one too; Hugging Face's have none, and
+torchtitan leaves it out when it exports them.
+"""
+_DEEPSEEK = {
+    **_LATENTS,
+    **_ROUTER,
+    "mlp.gate.e_score_correction_bias": _BIAS,
+    **{
+        f"mlp.shared_experts.{hf}.weight": f"moe.shared_experts.{titan}.weight"
+        for hf, titan in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+    },
+}
+_BLOCKS = {
+    "llama": _ANY_BLOCK | _HEADS,
+    "qwen3": _ANY_BLOCK | _HEADS,
+    "qwen3_moe": _ANY_BLOCK | _HEADS | _ROUTER,
+    "deepseek_v3": _ANY_BLOCK | _DEEPSEEK,
+}
+"""torchtitan's model families, with the names in a layer by Hugging Face's."""
 _TOP = {
     "model.embed_tokens": "tok_embeddings",
     "model.norm": "norm",
     "lm_head": "lm_head",
 }
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-_TITAN_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
-_TURNED_PARTS = {"llama": ("wq", "wk"), "qwen3": ()}
-"""torchtitan's model families, with the linears whose rows it turns for its complex rotary
-embeddings; those of qwen3 are in Hugging Face's order.
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.\d+\.(\w+)\.weight")
+_TITAN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_TURNED_PARTS = {"llama": ("wq", "wk")}
+"""The linears whose rows torchtitan turns for its complex rotary embeddings; those of other families
+are in Hugging Face's order.
 """
 _QKV_NAME = "attention.qkv_linear.wqkv"
 _OLDER = (
     # Releases before 0.3.
-    (re.compile(r"\.attention\.(w[qkv])\."), r".attention.qkv_linear.\1."),
     (re.compile(r"^output\."), "lm_head."),
+    (re.compile(r"\.moe\.experts\.(w[13])$"), r".moe.routed_experts.inner_experts.\1_EFD"),
+    (re.compile(r"\.moe\.experts\.w2$"), r".moe.routed_experts.inner_experts.w2_EDF"),
+    (re.compile(r"\.moe\.expert_bias$"), f".{_BIAS}"),
 )
+_OLDER_HEADS = re.compile(r"\.attention\.(w[qkv])\."), r".attention.qkv_linear.\1."
+"""Only in families that have these linears; DeepSeek-V3 has another `attention.wq`."""
 
 
 def is_titan(keys: Iterable[str]) -> bool:
@@ -56,20 +101,26 @@ def is_titan(keys: Iterable[str]) -> bool:
 
 def refuse_unknown_to_titan(shape: ModelShape) -> None:
     """Raise `CheckpointError` for a family that has no names of torchtitan here."""
-    if shape.family not in _TURNED_PARTS:
+    if shape.family not in _BLOCKS:
+        *families, last = _BLOCKS
         raise CheckpointError(
             f"{shape.family} models are not converted from or to torchtitan's names, which are"
-            f" known for {' and '.join(_TURNED_PARTS)}; take --format accelerate (form=), which"
+            f" known for {', '.join(families)} and {last}; take --format accelerate (form=), which"
             " has Hugging Face's.",
             code="checkpoint.other_model",
         )
 
 
 def titan_name(name: str, location: object, shape: ModelShape) -> str:
-    """torchtitan's name of a Hugging Face parameter."""
+    """torchtitan's name of the tensor with a Hugging Face parameter; one has those of all
+    experts.
+    """
     if match := _LAYER.fullmatch(name):
-        if match[2] in _BLOCK:
-            return f"layers.{match[1]}.{_BLOCK[match[2]]}.weight"
+        inner = _BLOCKS[shape.family].get(match[2])
+        if shape.experts is not None and (expert := _EXPERT.fullmatch(match[2])):
+            inner = _EXPERTS.get(expert[1])
+        if inner is not None:
+            return f"layers.{match[1]}.{inner}"
     elif (stem := name.removesuffix(".weight")) in _TOP:
         return f"{_TOP[stem]}.weight"
     raise CheckpointError(
@@ -79,15 +130,40 @@ def titan_name(name: str, location: object, shape: ModelShape) -> str:
     )
 
 
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of one of torchtitan's; None for an unknown one."""
-    for pattern, new in _OLDER:
-        name = pattern.sub(new, name)
+def hf_name(name: str, shape: ModelShape) -> str | None:
+    """The Hugging Face name of one of torchtitan's parameters; None for an unknown one."""
+    name = _newer_name(name, shape)
     if match := _TITAN_LAYER.fullmatch(name):
-        inner = next((hf for hf, titan in _BLOCK.items() if titan == match[2]), None)
-        return None if inner is None else f"model.layers.{match[1]}.{inner}.weight"
+        block = _BLOCKS[shape.family]
+        inner = next((hf for hf, titan in block.items() if titan == match[2]), None)
+        return None if inner is None else f"model.layers.{match[1]}.{inner}"
     stem = next((hf for hf, titan in _TOP.items() if f"{titan}.weight" == name), None)
     return None if stem is None else f"{stem}.weight"
+
+
+def experts_of(name: str, shape: ModelShape) -> list[str]:
+    """The Hugging Face names of the matrices in a tensor of all experts, in its order; empty for
+    another tensor.
+    """
+    match = _TITAN_LAYER.fullmatch(_newer_name(name, shape))
+    part = next((hf for hf, titan in _EXPERTS.items() if match and titan == match[2]), None)
+    if match is None or part is None or shape.experts is None:
+        return []
+    at = f"model.layers.{match[1]}.mlp.experts"
+    return [f"{at}.{number}.{part}.weight" for number in range(shape.experts.count)]
+
+
+def is_left_out(name: str, shape: ModelShape) -> bool:
+    """Whether Hugging Face's model has no such tensor, and torchtitan's export leaves it out."""
+    return _newer_name(name, shape).endswith(f".{_BIAS}") and _BIAS not in (
+        _BLOCKS[shape.family].values()
+    )
+
+
+def _newer_name(name: str, shape: ModelShape) -> str:
+    for pattern, new in (*_OLDER, *([] if shape.latent is not None else [_OLDER_HEADS])):
+        name = pattern.sub(new, name)
+    return name
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -136,7 +212,7 @@ def row_order(name: str, shape: ModelShape, fused: bool) -> RowOrder | None:
     one; None if it is Hugging Face's.
     """
     part = name.removesuffix(".weight").rsplit(".", 1)[-1]
-    is_interleaved = part in _TURNED_PARTS[shape.family]
+    is_interleaved = part in _TURNED_PARTS.get(shape.family, ())
     if not fused and not is_interleaved:
         return None
     count = shape.heads if part == "wq" else shape.kv_heads

@@ -8,6 +8,7 @@ torchtitan writes one folder with everything; accelerate's FSDP, and with it tra
 from __future__ import annotations
 
 import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.dcp import names as titan
 from smtrain.worker.checkpoint.dcp.slabs import ChunkedSlab, ReorderedSlab
+from smtrain.worker.checkpoint.huggingface.expert_tensors import ExpertRows
 from smtrain.worker.checkpoint.huggingface.folder import CONFIG, HFSource, read_config
 from smtrain.worker.checkpoint.storage import Place, place
 from smtrain.worker.checkpoint.tensor_ranges import Slab
@@ -74,8 +76,16 @@ class DcpSource(HFSource):
 
     def titan_slabs(self, name: str, slab: Slab, shape: ModelShape) -> dict[str, Slab]:
         """Hugging Face parameters in one tensor of torchtitan."""
-        parts = titan.parts_of(name)
         out: dict[str, Slab] = {}
+        if experts := titan.experts_of(name, shape):
+            if len(slab.shape) != 3 or slab.shape[0] != len(experts):
+                raise titan.unknown_to_titan(name, self._place, shape)
+            size = prod(slab.shape[1:])
+            return {
+                expert: ExpertRows.of(slab, number * size, slab.shape[1:])
+                for number, expert in enumerate(experts)
+            }
+        parts = titan.parts_of(name)
         for hf_name, part in zip(self.titan_names(name, shape), parts, strict=True):
             order = titan.row_order(part, shape, fused=len(parts) > 1)
             out[hf_name] = slab if order is None else ReorderedSlab.of(slab, order)
@@ -83,7 +93,9 @@ class DcpSource(HFSource):
 
     def titan_names(self, name: str, shape: ModelShape) -> list[str]:
         """The Hugging Face names of the parameters in one tensor of torchtitan."""
-        names = [titan.hf_name(part) for part in titan.parts_of(name)]
+        if experts := titan.experts_of(name, shape):
+            return experts
+        names = [titan.hf_name(part, shape) for part in titan.parts_of(name)]
         known_names = [hf_name for hf_name in names if hf_name is not None]
         if len(known_names) < len(names):
             raise titan.unknown_to_titan(name, self._place, shape)
@@ -107,9 +119,9 @@ class DcpSource(HFSource):
         titan.refuse_unknown_to_titan(shape)
         out: dict[str, Slab] = {}
         for key in keys:
-            out |= self.titan_slabs(
-                key.removeprefix("model."), self.slab_of(self.index, key), shape
-            )
+            name = key.removeprefix("model.")
+            if not titan.is_left_out(name, shape):
+                out |= self.titan_slabs(name, self.slab_of(self.index, key), shape)
         return out
 
     @staticmethod

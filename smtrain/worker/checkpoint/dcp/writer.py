@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smtrain.core.errors import CheckpointError
+from smtrain.core.model.blocks import Role, Spec
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
@@ -71,12 +71,6 @@ def write_dcp(
     record how it was trained.
     """
     shape = ModelShape.from_config(source.config)
-    if shape.experts is not None and to.form == "torchtitan":
-        raise CheckpointError(
-            f"{shape.family} has experts, which are not written for torchtitan; take --format"
-            " accelerate (form=), or write it as hf or megatron.",
-            code="checkpoint.other_model",
-        )
     kind: Kind | None = "master" if state is not None and to.dtype is None else None
     folders = (
         _titan_folders(source, state, shape, kind)
@@ -104,33 +98,43 @@ def _titan_folders(
     source: WeightSource, state: TrainingState | None, shape: ModelShape, kind: Kind | None
 ) -> list[_Folder]:
     titan.refuse_unknown_to_titan(shape)
-    names = {spec.name: titan.titan_name(spec.name, source.location, shape) for spec in shape.specs}
+    names: dict[str, list[Spec]] = {}
+    for spec in sorted(shape.specs, key=lambda spec: spec.expert or 0):
+        names.setdefault(titan.titan_name(spec.name, source.location, shape), []).append(spec)
     folder = _Folder("")
-    for name, titan_name in names.items():
+    for titan_name, specs in names.items():
         order = titan.row_order(titan_name, shape, fused=False)
-        folder.tensors[(titan_name,)] = TensorOfParts(((name, order),), kind)
+        parts = tuple((spec.name, order) for spec in specs)
+        folder.tensors[(titan_name,)] = TensorOfParts(parts, kind, _stack_of(specs))
     if shape.tied:
         folder.aliases[("lm_head.weight",)] = ("tok_embeddings.weight",)
     if state is None:
         return [folder]
     parameters: dict[str, int] = {}
     # torchtitan joins q, k and v into one parameter, and splits only the weights when it saves.
-    by_name = {titan_name: name for name, titan_name in names.items()}
-    for titan_name in names.values():
+    for titan_name, specs in names.items():
         fused_name = titan.fused_name(titan_name)
-        if fused_name in parameters:
+        if fused_name in parameters or specs[0].role is Role.ROUTER_BIAS:
             continue
-        parts = titan.parts_of(fused_name)
-        orders = [titan.row_order(part, shape, fused=len(parts) > 1) for part in parts]
-        parameters[fused_name] = len(source.shape(by_name[parts[0]]))
-        members = tuple(zip((by_name[part] for part in parts), orders, strict=True))
+        fused_parts = titan.parts_of(fused_name)
+        members = tuple(
+            (spec.name, titan.row_order(part, shape, fused=len(fused_parts) > 1))
+            for part in fused_parts
+            for spec in names[part]
+        )
+        stack = _stack_of(specs)
+        parameters[fused_name] = len(stack or specs[0].shape)
         for moment in ("exp_avg", "exp_avg_sq"):
-            folder.tensors["optimizer", f"state.{fused_name}.{moment}"] = TensorOfParts(
-                members, moment
-            )
+            path = "optimizer", f"state.{fused_name}.{moment}"
+            folder.tensors[path] = TensorOfParts(members, moment, stack)
     folder.steps = tuple(("optimizer", f"state.{name}.step") for name in parameters)
     folder.values = dict(titan_values(state, source.location, parameters))
     return [folder]
+
+
+def _stack_of(specs: list[Spec]) -> tuple[int, ...] | None:
+    """The shape of a tensor of these matrices of experts; None for a single parameter."""
+    return None if specs[0].expert is None else (len(specs), *specs[0].shape)
 
 
 def _accelerate_folders(

@@ -163,7 +163,7 @@ class ExpertRows(Slab):
     def of(cls, stack: Slab, at: int, shape: tuple[int, ...]) -> Slab:
         """The part of `shape` from the number `at` of the stack on."""
         _, rows, columns = stack.shape
-        if type(stack) is Slab:
+        if type(stack) is Slab and stack.strides == contiguous(stack.shape):
             offset = stack.offset + at * stack.dtype.itemsize
             # A crc32 is of the whole stack and cannot check one expert.
             return replace(stack, offset=offset, shape=shape, strides=contiguous(shape), crc32=None)

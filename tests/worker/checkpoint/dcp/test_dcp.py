@@ -312,17 +312,6 @@ def test_damage_is_found(tmp_path: Path, folder: Path) -> None:
             "mistral models",
         ),
         ({**LLAMA, "attention_bias": True}, "torchtitan", "q_proj.bias, which torchtitan's llama"),
-        (
-            {
-                **QWEN3,
-                "model_type": "qwen3_moe",
-                "num_experts": 2,
-                "num_experts_per_tok": 1,
-                "moe_intermediate_size": 8,
-            },
-            "torchtitan",
-            "has experts, which are not written",
-        ),
     ],
 )
 def test_models_without_the_form_are_refused(
