@@ -56,7 +56,7 @@ def extend_rope(
         **rope.notes,
     }
     positions = positions_after(normal.positions, settings, seq_len)
-    head_dim = normal.shape.full_head_dim or normal.shape.head_dim
+    head_dim = normal.shape.full_head_dim or normal.shape.rotary_head_dim
     new_rope = read_rope({"rope_parameters": parameters}, rules, head_dim, positions, None)
     return with_ropes(config, replace(normal, rope=new_rope, positions=positions))
 

@@ -61,6 +61,7 @@ _ONE_GROUP = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "num_nextn_p
 _DEEPSEEK_V3 = Family(
     "deepseek_v3",
     latent=True,
+    rope_keys=("mscale_all_dim",),
     megatron=True,
     mtp="num_nextn_predict_layers",
     max_positions=4096,
@@ -458,6 +459,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "glm4_moe_lite",
             since=(5, 0),
+            rope_keys=("mscale_all_dim",),
             megatron=True,
             latent=True,
             mtp="num_nextn_predict_layers",

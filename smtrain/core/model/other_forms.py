@@ -54,7 +54,8 @@ def _latent_lack(model: HFConfig) -> str | None:
         "halves that turn instead of pairs (rope_interleave false)": not latent.is_interleaved,
         f"rotary embeddings of type {rope.kind}": rope.kind not in ("default", "yarn"),
         "yarn whose borders are not rounded (truncate false)": not settings.get("truncate", True),
-        "yarn with mscale_all_dim and without mscale": bool(settings.get("mscale_all_dim"))
+        "yarn with mscale_all_dim and without mscale": rope.kind == "yarn"
+        and bool(settings.get("mscale_all_dim"))
         and not settings.get("mscale"),
     }
     lacks = [name for name, is_so in signs.items() if is_so]

@@ -105,11 +105,11 @@ class Rope:
 
     @property
     def score_mscale(self) -> float:
-        """YaRN's factor of queries and of keys of latent attention, by mscale_all_dim (DeepSeek-V2,
-        `yarn_get_mscale`).
+        """The factor of queries and of keys of latent attention, by mscale_all_dim (DeepSeek-V2,
+        `yarn_get_mscale`); transformers takes it with every type but the plain one.
         """
         weight, factor = self.settings.get("mscale_all_dim"), self.settings.get("factor", 1.0)
-        if self.kind != "yarn" or not weight or factor <= 1:
+        if self.kind == "default" or not weight or factor <= 1:
             return 1.0
         return float(0.1 * weight * math.log(factor) + 1.0)
 

@@ -110,6 +110,35 @@ def test_transformers_builds_the_model_that_config_json_describes(folder: Path) 
         )
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_scores_have_the_factor_that_transformers_takes(kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from smtrain.core.model.transformers_build import check_model
+
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "mscale_all_dim": 0.5}
+    rope |= {"original_max_position_embeddings": 32} if kind == "yarn" else {}
+    config = {**DIRECT, "n_shared_experts": 1, "rope_parameters": rope}
+    del config["rope_scaling"], config["model_type"]
+    theirs = AutoConfig.for_model("deepseek_v3", **config)
+    model: Any = AutoModelForCausalLM.from_config(theirs)
+    check_model(model, normalise({**config, "model_type": "deepseek_v3"}))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_shared_experts_of_no_rows_are_none(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from smtrain.core.model.transformers_build import check_model, transformers_config
+
+    model: Any = AutoModelForCausalLM.from_config(transformers_config(DIRECT))
+    check_model(model, normalise(DIRECT))
+    model.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    empty = {name for name in names if ".shared_experts." in name}
+    assert {*open_weights(tmp_path).names()} == names - empty != names
+
+
 def test_other_forms_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="kimi_k2 models are not converted from or to Nxd"):
         convert(folder, tmp_path / "nxd", to=Nxd())

@@ -204,7 +204,11 @@ class HFSource(WeightSource):
         # The rest is refused: a weight that no parameter takes means that config.json is of
         # another model, and loading would silently drop it.
         for name in (name for name in slabs if name not in ignored_names):
-            if not (self._shape.tied and name == head) and not COMPUTED_BUFFERS.search(name):
+            if (
+                not (self._shape.tied and name == head)
+                and not COMPUTED_BUFFERS.search(name)
+                and 0 not in slabs[name].shape  # shared experts of no rows, as transformers saves
+            ):
                 raise stored_names.unknown_tensor_error(name, all_slabs, self._shape, self._place)
         # Every rank opens the folder, and one warning is enough.
         if ignored_names and os.environ.get("RANK", "0") == "0":
