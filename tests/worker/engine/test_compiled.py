@@ -56,14 +56,16 @@ def test_layers_share_a_graph_and_no_step_makes_another(
 
 
 @pytest.mark.full
-def test_latent_attention_is_one_graph(solo: World) -> None:
+@pytest.mark.parametrize("text", ["111", "212 sp"])
+def test_latent_attention_is_one_graph(text: str, solo: World, four: World) -> None:
     """Without experts, which are never compiled."""
     config = {**CONFIGS["deepseek_v3"], "first_k_dense_replace": 3}
-    plain = solo.run(packed.train, config, mesh("111"), 3)[0]
-    ((numbers, graphs),) = solo.run(compiled.train, config, mesh("111"), "packed")
-    assert numbers == plain
-    assert of_layers(graphs[0]) == BOTH
-    assert not any(graphs[1:])
+    world = solo if text == "111" else four
+    plain = world.run(packed.train, config, mesh(text), 3)[0]
+    for numbers, graphs in world.run(compiled.train, config, mesh(text), "packed"):
+        assert numbers == plain
+        assert of_layers(graphs[0]) == BOTH
+        assert not any(graphs[1:])
 
 
 @pytest.mark.full
