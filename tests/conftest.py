@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import durations, forked_workers, shared_imports, tiers
+from tests import demo_inputs, durations, forked_workers, shared_imports, tiers
 from tests.shared_run import kept_run, shared_run
 
 __all__ = ["kept_run", "shared_run"]  # fixtures of all tests
@@ -134,6 +134,16 @@ def forked_planes() -> Iterator[None]:
         yield
     if forks.cache_info().currsize:
         forks().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def demo_inputs_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Workers share the demo:// inputs that one of them has made."""
+    base = tmp_path_factory.getbasetemp()
+    with demo_inputs.made_once(
+        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "demo-inputs"
+    ):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -102,6 +102,9 @@ def import_files(arguments: list[str]) -> None:
         for file in files:
             with contextlib.suppress(BaseException):  # one that skips itself, too
                 importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    with contextlib.suppress(Exception):  # hypothesis may have named it differently
+        # Otherwise each worker parses all modules at its first property, for values to try.
+        importlib.import_module("hypothesis.internal.conjecture.providers")._get_local_constants()
 
 
 def find_files(arguments: Iterable[str], folder: Path, patterns: Iterable[str]) -> Iterator[Path]:

@@ -11,6 +11,7 @@ import smtrain
 from smtrain.client.planner.resolve_mesh import NO_MESH
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
+from tests import tiers
 
 MODELS = sorted(table("models")["models"])
 # One type of each kind of host: all sizes of g5, g6 and g6e differ in nothing that a check looks at
@@ -42,11 +43,31 @@ def given(model: str, kind: str, count: int, **train: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sample(2)
+def combinations(kind: str) -> list[tuple[str, int]]:
+    """Models and counts for a type: all or, in the gate, each count with another model, and each
+    model with some type.
+    """
+    if tiers.full():
+        return list(product(MODELS, COUNTS))
+    first = TYPES.index(kind)
+    return [
+        (MODELS[(first + len(TYPES) * n) % len(MODELS)], count) for n, count in enumerate(COUNTS)
+    ]
+
+
+def test_the_gate_tries_each_model_each_count_and_each_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiers, "full", lambda: False)
+    tried = [combinations(kind) for kind in TYPES]
+    assert {model for pairs in tried for model, _ in pairs} == set(MODELS)
+    assert all({count for _, count in pairs} == set(COUNTS) for pairs in tried)
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_auto_proposes_may_be_written_down(kind: str) -> None:
     refused, proposed = [], 0
-    for model, count in product(MODELS, COUNTS):
+    for model, count in combinations(kind):
         try:
             config = smtrain.load_config(given(model, kind, count), target="aws")
         except ConfigError as error:

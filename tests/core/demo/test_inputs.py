@@ -10,6 +10,7 @@ import pytest
 from smtrain.core.demo.inputs import QUESTIONS, TEXT, demo_config, materialise
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.shape import ModelShape
+from tests.demo_inputs import copier
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,20 @@ def test_what_is_there_is_not_made_again() -> None:
     file = materialise(TEXT) / "python-stdlib.jsonl"
     file.write_text("kept")
     assert (materialise(TEXT) / "python-stdlib.jsonl").read_text() == "kept"
+
+
+def test_test_processes_copy_what_one_of_them_has_made(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        (folder / "text").write_text("a")
+
+    for name in ("b", "c"):
+        (tmp_path / name).mkdir()
+        copier(make, tmp_path / "common/once")(tmp_path / name)
+        assert (tmp_path / name / "text").read_text() == "a"
+    assert len(made) == 1
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
