@@ -81,6 +81,13 @@ def _records(context: Context, kind: Kind) -> Iterator[Finding]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = _tokenizer(context, Path(folder))
+            if model is None:
+                yield Finding(
+                    kind,
+                    "warning",
+                    f"the first {kind} were not read, as {context.model_path} has no files",
+                )
+                return
             if sources:
                 yield from _check_first_records(context, sources, model, kind)
             for uri in hub_sources:
@@ -282,8 +289,10 @@ def _check_learning_rate(config: JobConfig) -> Iterator[Finding]:
         )
 
 
-def _tokenizer(context: Context, folder: Path) -> Path:
-    """The model's folder, or a copy of its small files if it lies in S3."""
+def _tokenizer(context: Context, folder: Path) -> Path | None:
+    """The model's folder, or a copy of its small files if it lies in S3; None if it has no files
+    there.
+    """
     from smtrain.core.demo import materialise
 
     path = context.model_path
@@ -292,7 +301,8 @@ def _tokenizer(context: Context, folder: Path) -> Path:
     if "://" not in path:
         return Path(path)
     bucket, prefix = split_uri(f"{path.rstrip('/')}/")
-    for key in _keys(context, f"{path.rstrip('/')}/"):
+    keys = _keys(context, f"{path.rstrip('/')}/")
+    for key in keys:
         name = key.removeprefix(prefix)
         parent_folder = PurePosixPath(name).parent.name
         if parent_folder in ("", _TEMPLATES) and any(
@@ -300,7 +310,7 @@ def _tokenizer(context: Context, folder: Path) -> Path:
         ):
             (folder / parent_folder).mkdir(exist_ok=True)
             _copy(context, bucket, key, folder / name)
-    return folder
+    return folder if keys else None
 
 
 def _keys(context: Context, uri: str) -> list[str]:

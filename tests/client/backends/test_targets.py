@@ -256,6 +256,11 @@ def test_a_target_is_one_record_one_section_one_folder_and_one_file_of_rules(
     shelf.mkdir()
     touched = add_target(copy)
     assert len([*touched, SCHEMA]) <= MOST, touched
+    words = {"type": "WordLevel", "vocab": {"hello": 0, "world": 1}, "unk_token": "hello"}
+    (tmp_path / "model/tokenizer.json").write_text(
+        json.dumps({"model": words, "pre_tokenizer": {"type": "Whitespace"}})
+    )
+    (tmp_path / "text/a.jsonl").write_text(json.dumps({"text": "hello world " * 50}))
     config = {**raw, "name": "a", "target": "shelf", "shelf": {"folder": str(shelf)}}
     answer = subprocess.run(
         [sys.executable, "-c", STEPS],
