@@ -296,6 +296,8 @@ class Work:
     """Whether ranks that hold the same parameters divide weights and gradients too
     (`parallel.shard: full`).
     """
+    saves_rows: bool = False
+    """Whether each rank saves the rows that it has (`checkpoint.format: dcp`)."""
     loss: str = ""
     """Its kernel by core/facts/gpu_kernels.toml, if not the one that engine native uses now."""
 

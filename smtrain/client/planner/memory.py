@@ -374,13 +374,20 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
         * machine.cores
     )
     if work.shards_fully and not work.lora:
-        # A process makes its part of the files on the host, and the first of those that share a
-        # stage the whole weights of it.
-        stages = min(machine.cores, mesh.tp * mesh.pp)
-        stage_parameters = max(stage_numbers(work.shape, mesh, stage) for stage in (0, mesh.pp - 1))
-        state += stages * stage_parameters * work.width
-        largest += machine.cores * 12.0 * shard
-    return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
+        # A process makes its part of the files on the host, in memory from which they are written:
+        # masters and moments. The first of those that share a stage makes the whole weights of it.
+        state = machine.cores * 12.0 * shard
+        largest += state
+        if not work.saves_rows:
+            stages = min(machine.cores, mesh.tp * mesh.pp)
+            state += (
+                stages
+                * work.width
+                * max(stage_numbers(work.shape, mesh, stage) for stage in (0, mesh.pp - 1))
+            )
+    # Engine native writes from this copy while training continues; nxd makes a second one.
+    copies = 2 if work.gathers_again else 1
+    return HostMemory(load=base + largest, save=base + state, async_save=base + copies * state)
 
 
 def checkpoint_bytes(work: Work) -> float:

@@ -73,6 +73,7 @@ def work_of(
         separates_documents=config.needs_attention_mask,
         capacity=config.parallel.expert_capacity if shape.experts else None,
         shards_fully=config.parallel.shard == "full",
+        saves_rows=config.checkpoint.format == "dcp",
     )
     if neuron is None:
         entry = config.own_machine
