@@ -6,17 +6,12 @@ import hashlib
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from smtrain.client.backends.pai.backend import PaiBackend
-from smtrain.client.backends.pai.registry import REGISTRY
-from smtrain.client.jobs.copies import StoreCopy
-from smtrain.client.jobs.results import md5_of
 from smtrain.core import text
-from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import home, only_writer
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import OSS
 from smtrain.core.public_api import public
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint import convert as worker
@@ -27,7 +22,6 @@ from smtrain.worker.checkpoint.targets import Target
 if TYPE_CHECKING:
     from smtrain.worker.checkpoint.merge import MergeBase, MergeEffect
 
-_MANIFEST = "manifest.json"
 _AS_IT_IS = ReadOptions()
 
 
@@ -87,8 +81,11 @@ def convert(
         >>> smtrain.convert("shards", "again", to=smtrain.HuggingFace())
     """
     paths = {"source": source, "config": config, "merge_adapter": merge_adapter}
+    if any(map(_is_far, (*paths.values(), output))):
+        # Here, because the backend takes as long to import as everything else of a conversion.
+        from smtrain.tools.convert_oss import fetch_copy, upload_folder
     local_paths = {
-        key: _fetch_copy(str(path), say) if _is_far(path) else path for key, path in paths.items()
+        key: fetch_copy(str(path), say) if _is_far(path) else path for key, path in paths.items()
     }
     local_output = _staging_folder(str(output)) if is_uri(output) else Path(output)
     # A folder has a lock next to it. A store has no locks, so two machines that write to one prefix
@@ -112,7 +109,7 @@ def convert(
         )
         if _is_far(output):
             try:
-                _upload_folder(local_output, str(output), overwrite, say)
+                upload_folder(local_output, str(output), overwrite, say)
             except (
                 CheckpointError
             ):  # refused; after an interruption it stays, and the same call resumes
@@ -131,45 +128,3 @@ def _staging_folder(uri: str) -> Path:
     it.
     """
     return home() / "conversions" / hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
-
-
-def _fetch_copy(uri: str, say: Say) -> Path:
-    """A copy of what is below an oss:// URI; files that are here already are not fetched again."""
-    copy = StoreCopy(PaiBackend(REGISTRY.section_of()), uri)
-    say(f"fetching {copy.uri} into {copy.folder}")
-    return copy.fetch()
-
-
-def _upload_folder(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
-    """Write the files of a folder below an oss:// URI, the manifest last."""
-    cloud, prefix = PaiBackend(REGISTRY.section_of()).cloud, f"{uri.rstrip('/')}/"
-    bucket, key = split_uri(prefix)
-    files = {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    remote_files = {item["Key"][len(key) :]: item for item in cloud.listing(prefix)}
-    stale_names = [
-        name
-        for name, item in remote_files.items()
-        if name not in files or not _is_same(files[name], item)
-    ]
-    if stale_names and not overwrite:
-        raise CheckpointError(
-            f"{uri} has other files, such as {stale_names[0]}; name another prefix, or use"
-            " --overwrite"
-        )
-    for name in stale_names:
-        cloud.remove(f"{OSS}{bucket}/{key}{name}")
-    last = [name for name in files if name.rpartition("/")[2] == _MANIFEST]
-    for names_to_send in ([name for name in files if name not in last], last):
-        cloud.put(prefix, [(name, files[name]) for name in names_to_send], say)
-
-
-def _is_same(path: Path, item: dict[str, Any]) -> bool:
-    """Whether an object has a file's content, as far as OSS says: one that was sent in parts has no
-    MD5.
-    """
-    etag = str(item.get("ETag", "")).strip('"')
-    return bool(item["Size"] == path.stat().st_size) and (len(etag) != 32 or etag == md5_of(path))

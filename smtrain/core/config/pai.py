@@ -9,11 +9,11 @@ from pydantic import Field, StringConstraints
 
 from smtrain.core.config.section import Section
 from smtrain.core.config.units import Seconds
+from smtrain.core.protocol.uris import OSS
 
 _WORD = r"^[^\s'\"]+$"
 _FOLDER = r"^/[^\s'\"\\$`%]*[^\s'\"\\$`%/]$"
 _QUANTITY = r"^[1-9][0-9]*(Gi|Mi)$"
-OSS = "oss://"
 INPUTS = "/mnt/oss"
 """The pods' folder for input buckets that have no mount: each under its name, for
 reading.

@@ -15,6 +15,9 @@ ModelScope.
 HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of a hub: the scheme, its id, and a revision."""
 
+OSS = "oss://"
+"""Scheme of Alibaba Cloud's Object Storage Service."""
+
 JUMPSTART = "jumpstart://"
 """Scheme of a model of SageMaker JumpStart."""
 JUMPSTART_MODEL = re.compile(r"jumpstart://([A-Za-z0-9][\w.-]*)(?:@([\w.*]+))?")

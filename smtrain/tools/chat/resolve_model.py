@@ -15,7 +15,6 @@ from typing import Any
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.sagemaker.backend import unknown_run
 from smtrain.client.jobs.copies import StoreCopy
-from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.files import home, parse_object, read_value
 from smtrain.core.model.hf_folder import ADAPTER, folder_of, is_adapter, tokenizer_in
@@ -29,7 +28,7 @@ from smtrain.core.model.remedies import (
     misfit,
     missing_shards,
 )
-from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, spelling_fault
+from smtrain.core.protocol.uris import OSS, RUN, RUN_NAME, not_here, spelling_fault
 from smtrain.core.suggest import near_path
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say

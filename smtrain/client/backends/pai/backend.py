@@ -26,11 +26,12 @@ from smtrain.client.backends.pai.logs import PodLogs
 from smtrain.client.backends.pai.registry import REGISTRY
 from smtrain.client.backends.pai.request import REQUEST, create_job, job_folder
 from smtrain.client.backends.sagemaker.retry import retry_while_lost
-from smtrain.core.config.pai import OSS, Pai
+from smtrain.core.config.pai import Pai
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import parse_object
 from smtrain.core.protocol.requests import stage_of
+from smtrain.core.protocol.uris import OSS
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import Say, json_text, say
 

@@ -12,10 +12,9 @@ from smtrain.client.backends.pai.cloud import CloudError
 from smtrain.client.config.checks.weights import shape_faults
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.pai import OSS
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.files import parse_object
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import OSS, split_uri
 from smtrain.core.suggest import nearest
 from smtrain.stages import stage_named
 

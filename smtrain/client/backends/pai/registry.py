@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from smtrain.client.backends.job_registry import JobRegistry
-from smtrain.core.config.pai import OSS, Pai
+from smtrain.core.config.pai import Pai
+from smtrain.core.protocol.uris import OSS
 
 
 def _pai(text: str) -> Pai:

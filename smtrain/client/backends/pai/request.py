@@ -23,8 +23,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.client.config.checks.pai import REQUEST_BYTES
-from smtrain.core.config.pai import INPUTS, OSS, Pai, PaiMount, PaiResources
+from smtrain.core.config.pai import INPUTS, Pai, PaiMount, PaiResources
 from smtrain.core.errors import ConfigError
+from smtrain.core.protocol.uris import OSS
 from smtrain.core.text import shell_word
 from smtrain.stages import stage_named
 
