@@ -34,9 +34,13 @@ TOGETHER = (
         (f"tests/{part}", "worlds")
         for part in (
             "worker/engine/",
-            "worker/train/test_validation",
-            "worker/train/test_profile",
+            "worker/train/test_dpo",
+            "worker/train/test_loop",
             "worker/train/test_neuron",
+            "worker/train/test_probe",
+            "worker/train/test_profile",
+            "worker/train/test_validation",
+            "client/planner/test_full_shard_memory",
             "client/planner/test_memory",
         )
     ),

@@ -28,7 +28,7 @@ def made_once(folder: Path) -> Iterator[None]:
 
 
 def copier(make: Callable[[Path], None], folder: Path) -> Callable[[Path], None]:
-    """Return `make`, for a folder that is made at the first call and copied at every call."""
+    """Return `make` with a common folder: the first call makes it, every call copies it."""
 
     def write(target: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)

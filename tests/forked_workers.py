@@ -82,8 +82,7 @@ def serve(descriptor: int, arguments: list[str]) -> None:
     before = dict(os.environ)
     import_files(arguments)
     warm.variables_of_imports = {k: v for k, v in os.environ.items() if before.get(k) != v}
-    gc.collect()
-    gc.freeze()
+    warm.preload()  # what many tests import when they run; it ends with gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest ends the workers
     print("ready", flush=True)
     warm.serve(socket.socket(fileno=descriptor), environment)
@@ -102,8 +101,9 @@ def import_files(arguments: list[str]) -> None:
         for file in files:
             with contextlib.suppress(BaseException):  # one that skips itself, too
                 importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
-    with contextlib.suppress(Exception):  # hypothesis may have named it differently
-        # Otherwise each worker parses all modules at its first property, for values to try.
+    # Otherwise each worker parses all modules at its first property, for values to try.
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hypothesis expects to begin with a session
         importlib.import_module("hypothesis.internal.conjecture.providers")._get_local_constants()
 
 
