@@ -227,15 +227,22 @@ def test_the_engine_keeps_within_the_limits(
 
 
 @pytest.mark.parametrize(
-    "text", ["212 shards sp bf16", pytest.param("122 shards full m2", marks=pytest.mark.full)]
+    ("name", "text"),
+    [
+        ("llama-tied-509", "212 shards sp bf16"),
+        pytest.param("llama-tied-509", "122 shards full m2", marks=pytest.mark.full),
+        pytest.param("qwen3_moe", "114 ep2 shards m2 c1", marks=pytest.mark.full),
+    ],
 )
 def test_full_sharding_keeps_within_the_limits(
-    text: str, four: World, neuron: World, tmp_path: Path
+    name: str, text: str, four: World, neuron: World, tmp_path: Path
 ) -> None:
     """FSDP2's streams are one, as in TorchNeuron by default; its collectives sum no integers."""
-    config = CONFIGS["llama-tied-509"]
+    config = CONFIGS[name]
+    # Routers need `cumsum`, with and without full sharding.
+    limits = EVERY if name != "qwen3_moe" else replace(EVERY, missing=Limits().missing)
     expected = four.run(runs.whole, config, mesh(text), tmp_path / "cpu")
-    ours = neuron.run(runs.limited, EVERY, runs.whole, config, mesh(text), tmp_path / "neuron")
+    ours = neuron.run(runs.limited, limits, runs.whole, config, mesh(text), tmp_path / "neuron")
     assert ours == expected
     assert files(tmp_path / "neuron") == files(tmp_path / "cpu") != {}
 
