@@ -36,6 +36,12 @@ HF13 = (
 )
 YARN = {"type": "yarn", "factor": 4}
 WHOLE = {"model_type": "seer", "text_config": {**LLAMA, "model_type": "llama"}}
+LATENT = (
+    {"model_type": "deepseek_v3", "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4}
+    | {"v_head_dim": 4, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    | {"q_lora_rank": 8, "n_group": 1, "topk_group": 1}
+)
+"""Sizes of a tiny DeepSeek-V3."""
 
 MACHINES = (
     case(
@@ -1800,6 +1806,24 @@ MODEL = (
         "local",
         both(shape(model_type="olmo2"), {"export.megatron": True}),
         "olmo2 models have no form of Megatron, whose library has no norms behind attention",
+        "leave it out",
+    ),
+    case(
+        "local",
+        both(shape(**LATENT, attention_bias=True), {"export.megatron": True}),
+        "Megatron-core's latent attention has no biases (attention_bias)",
+        "leave it out",
+    ),
+    case(
+        "local",
+        both(shape(**LATENT, norm_topk_prob=False), {"export.megatron": True}),
+        "Megatron-core's router has no norm_topk_prob false with 2 experts of a token",
+        "leave it out",
+    ),
+    case(
+        "local",
+        both(shape(**LATENT | {"n_group": 2, "num_experts_per_tok": 4}), {"export.megatron": True}),
+        "Megatron-core would choose among groups by 4 experts of each",
         "leave it out",
     ),
     case(
