@@ -3,7 +3,7 @@
 
 `@pytest.mark.full` marks one test. On a parametrized test two marks choose the cases that stay in
 the gate: `pairwise` a few in which every two values of different parameters meet, `sample(n)` n
-cases spread over all.
+cases spread over all. `gate` makes parameters of which it has at least one of each kind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,25 @@ def spread(count: int, total: int) -> list[int]:
     return (
         sorted({n * total // count for n in range(count)}) if count < total else list(range(total))
     )
+
+
+def of_each(kinds: Sequence[Hashable], count: int) -> list[int]:
+    """Positions of the first case of each kind, and of cases evenly spread over the rest: `count`,
+    or as many as there are kinds.
+    """
+    first = {kind: n for n, kind in reversed([*enumerate(kinds)])}
+    rest = sorted(set(range(len(kinds))) - set(first.values()))
+    more = spread(count - len(first), len(rest)) if count > len(first) else []
+    return sorted([*first.values(), *(rest[n] for n in more)])
+
+
+def gate(cases: Sequence[Any], kinds: Sequence[Hashable], count: int) -> list[Any]:
+    """The cases as parameters; the gate has those that `of_each` chooses by their kinds."""
+    chosen = {*of_each(kinds, count)}
+    return [
+        pytest.param(case, marks=[] if n in chosen else [pytest.mark.full])
+        for n, case in enumerate(cases)
+    ]
 
 
 def mark(items: Sequence[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiers import pairwise, spread
+from tests.tiers import of_each, pairwise, spread
 
 pytest_plugins = ["pytester"]
 SUITE = """
@@ -54,6 +54,14 @@ def test_a_sample_is_spread_over_all_cases(count: int, total: int) -> None:
     assert max(b - a for a, b in itertools.pairwise([*kept, total])) <= -(
         -total // min(count, total)
     )
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=50), st.integers(0, 60))
+def test_each_kind_has_a_case(kinds: list[str], count: int) -> None:
+    kept = of_each(kinds, count)
+    assert kept == sorted(set(kept))
+    assert {kinds[n] for n in kept} == set(kinds)
+    assert len(kept) == max(len(set(kinds)), min(count, len(kinds)))
 
 
 def test_the_gate_leaves_out_what_full_runs(pytester: pytest.Pytester) -> None:

@@ -55,7 +55,7 @@ MESHES = {
 }
 STEPS = {
     "llama": 20
-}  # the rest, one family's names and parts each, tells as much in 6; the gate trains 4 of each
+}  # the rest, one family's names and parts each, tells as much in 6; the gate trains 3 of each
 ALL = {"llama"}
 """Configs that the gate trains on all of their meshes; the rest on the first one."""
 VARIANTS = {
@@ -105,7 +105,7 @@ def test_losses_and_norms_agree(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> None:
-    config, count = CONFIGS[name], STEPS.get(name, 6) if tiers.full() else 4
+    config, count = CONFIGS[name], STEPS.get(name, 6) if tiers.full() else 3
     plain = solo.run(cases.plain, config, count)[0]
     single = solo.run(cases.train, config, mesh("111"), count)[0]
     rows = [("111", "transformers + AdamW", *apart(single, plain))]

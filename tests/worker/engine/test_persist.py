@@ -99,10 +99,10 @@ def test_a_random_start_is_the_same_on_every_mesh(
 )
 def test_resuming_is_bit_identical(name: str, text: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
-    uninterrupted = four.run(cases.train_and_save, config, mesh(text), tmp_path, 3, 7)[0]
-    answers = four.run(cases.resume, config, mesh(text), tmp_path / "step_00000003", 3, 7)
+    uninterrupted = four.run(cases.train_and_save, config, mesh(text), tmp_path, 2, 4)[0]
+    answers = four.run(cases.resume, config, mesh(text), tmp_path / "step_00000002", 2, 4)
     for state, resumed in answers:
-        assert state == {"consumed": 24}
+        assert state == {"consumed": 16}
         assert resumed == uninterrupted
 
 
@@ -129,14 +129,14 @@ def test_copies_stay_equal(name: str, text: str, four: World, tmp_path: Path) ->
     to the bit.
     """
     config = CONFIGS[name]
-    four.run(cases.train_and_save, config, mesh(text), tmp_path, 10, 10)
+    four.run(cases.train_and_save, config, mesh(text), tmp_path, 4, 4)
     layout = Layout(ModelShape.from_config(config), mesh(text).tp, mesh(text).pp)
     compared = 0
     for spec in layout.shape.specs:
         copies: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
         for p in layout.stages(spec.name):
             for t in range(layout.tp):
-                file = load_file(tmp_path / "step_00000010" / model_file(t, p))
+                file = load_file(tmp_path / "step_00000004" / model_file(t, p))
                 other = copies.setdefault(layout.shard(spec.name, t).ranges, file[spec.name])
                 compared += other is not file[spec.name]
                 assert torch.equal(file[spec.name], other), f"{spec.name} on tp {t}, pp {p}"
@@ -145,21 +145,21 @@ def test_copies_stay_equal(name: str, text: str, four: World, tmp_path: Path) ->
 
 def test_any_mesh_resumes_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
     config = CONFIGS["llama-tied-509"]
-    going = four.run(cases.train_and_save, config, mesh("221"), tmp_path, 3, 7)[0]
-    checkpoint = tmp_path / "step_00000003"
+    going = four.run(cases.train_and_save, config, mesh("221"), tmp_path, 2, 4)[0]
+    checkpoint = tmp_path / "step_00000002"
     before = whole_state(checkpoint)
     convert(checkpoint, tmp_path / "cut", to=Native(tp=4, pp=1))
-    checkpoint = tmp_path / "cut" / "step_00000003"
+    checkpoint = tmp_path / "cut" / "step_00000002"
     chain = [(four, "122"), (four, "212"), (four, "411 sp"), (four, "114"), (solo, "111")]
     for world, text in chain if tiers.full() else chain[::2]:
-        _, resumed = world.run(cases.resume, config, mesh(text), checkpoint, 3, 7)[0]
+        _, resumed = world.run(cases.resume, config, mesh(text), checkpoint, 2, 4)[0]
         np.testing.assert_allclose(
             [r[0] for r in resumed], [r[0] for r in going], rtol=1e-5, err_msg=text
         )
-        world.run(cases.save_again, config, mesh(text), checkpoint, tmp_path / text, 3)
-        after = whole_state(tmp_path / text / "step_00000003")
+        world.run(cases.save_again, config, mesh(text), checkpoint, tmp_path / text, 2)
+        after = whole_state(tmp_path / text / "step_00000002")
         assert all(np.array_equal(after[k], before[k]) for k in before), text
-        checkpoint = tmp_path / text / "step_00000003"
+        checkpoint = tmp_path / text / "step_00000002"
 
 
 def test_uneven_stages_resume_bit_for_bit_and_as_even_ones(four: World, tmp_path: Path) -> None:

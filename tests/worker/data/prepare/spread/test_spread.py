@@ -103,6 +103,7 @@ def test_one_digest_for_every_cut_and_order(
     assert names(tmp_path / "out") == names(tmp_path / "wanted"), "nothing else is left"
 
 
+@pytest.mark.sample(4)  # each value of both
 @pytest.mark.parametrize("shard", [600, 1 << 30])
 @pytest.mark.parametrize("holdout", [None, HoldOut(fraction=0.2), HoldOut(path="talk")], ids=str)
 def test_conversations_too(
