@@ -27,7 +27,7 @@ def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(
     tiny = examples / "tiny-llama.yaml"
     text = tiny.read_text("utf-8")
     for long, short in (SHORT | ALONE).items():
-        text = text.replace(long, short)
+        text = text.replace(long, str(short))
     tiny.write_text(text, "utf-8")
     folder = tmp_path / "new"
     folder.mkdir()

@@ -101,6 +101,7 @@ def test_a_model_in_s3_is_copied_with_all_that_its_tokenizer_reads(tmp_path: Pat
     )
     context: Any = SimpleNamespace(model_path="s3://bucket/m", chain=SimpleNamespace(target=place))
     folder = _tokenizer(context, tmp_path)
+    assert folder is not None
     copied = sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )

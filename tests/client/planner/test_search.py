@@ -244,14 +244,14 @@ def test_full_sharding_takes_less_memory_and_more_messages() -> None:
     # Four micro-batches of a gradient and two weights, in place of one of each.
     once, often = (step_time(job, machine, mesh).data_parallel for job in (zero1, sharded))
     assert often / once == pytest.approx(4 * (4 + 2 * 2) / (4 + 2))
-    rows, whole = (
+    rows, weights = (
         host_memory(replace(sharded, saves_rows=saves_rows), machine, mesh)
         for saves_rows in (True, False)
     )
     # Half of the processes are on a host: one copy of masters and moments, also in the background.
     state = 12 * shape.parameters() / 2
     assert rows.save == rows.async_save == pytest.approx(machine.cores * PROCESS + state)
-    assert whole.save - rows.save == 2 * shape.parameters(), "the whole weights, once on a host"
+    assert weights.save - rows.save == 2 * shape.parameters(), "the whole weights, once on a host"
     hints, ways = (dict(adapter_ways(job, machine)) for job in (sharded, zero1))
     assert hints["QLoRA (quantize: nf4, parallel.shard: optimizer)"] == [*ways.values()][-1]
     for c in search(sharded, [machine]):

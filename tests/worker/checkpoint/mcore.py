@@ -150,8 +150,8 @@ def _of_experts(said: dict[str, Any], ep: int, etp: int) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size",
         "moe_shared_expert_gate",
     )
-    names = (*names, "moe_layer_freq", "moe_router_dtype", *(n for n in further if n in said))
-    return {name: said[name] for name in names} | {
+    all_names = (*names, "moe_layer_freq", "moe_router_dtype", *(n for n in further if n in said))
+    return {name: said[name] for name in all_names} | {
         "num_moe_experts": said["num_experts"],
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,

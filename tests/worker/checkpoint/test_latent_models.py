@@ -223,7 +223,12 @@ def test_megatrons_arguments_are_those_of_latent_attention(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said = arguments(KIMI | {"n_shared_experts": 2, "rms_norm_eps": 1e-5}, BF16, 40, Megatron())
-    wanted = {"q_lora_rank": 6, "qk_head_dim": 4, "qk_pos_emb_head_dim": 2, "v_head_dim": 6}
+    wanted: dict[str, Any] = {
+        "q_lora_rank": 6,
+        "qk_head_dim": 4,
+        "qk_pos_emb_head_dim": 2,
+        "v_head_dim": 6,
+    }
     wanted |= {"rope_type": "yarn", "position_embedding_type": "rope", "mscale_all_dim": 1.0}
     wanted |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
     wanted |= {"moe_shared_expert_intermediate_size": 16, "moe_router_topk_scaling_factor": 2.5}
