@@ -12,7 +12,7 @@ import pytest
 
 from tests.install.conftest import REPOSITORY, Installed
 from tests.install.stranger import Stranger, Typed, faults
-from tests.notebooks.test_notebooks import SHORT
+from tests.notebooks.test_notebooks import shorten
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
@@ -25,9 +25,9 @@ def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(
     examples = tmp_path / "examples"
     shutil.copytree(REPOSITORY / "examples", examples)
     tiny = examples / "tiny-llama.yaml"
-    text = tiny.read_text("utf-8")
-    for long, short in (SHORT | ALONE).items():
-        text = text.replace(long, str(short))
+    text = shorten(tiny.read_text("utf-8"))
+    for several, single in ALONE.items():
+        text = text.replace(several, single)
     tiny.write_text(text, "utf-8")
     folder = tmp_path / "new"
     folder.mkdir()

@@ -28,6 +28,14 @@ SHORT = {"steps": 6, "warmup_steps": 2, "save_interval": 3, "max_new_tokens": 8}
 Execute = Callable[[str], Any]
 
 
+def shorten(config: str) -> str:
+    """The text of a config, whose run is short."""
+    for key, short in SHORT.items():
+        config, count = re.subn(rf"^  {key}: \d+$", f"  {key}: {short}", config, flags=re.MULTILINE)
+        assert count == 1, key
+    return config
+
+
 def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -61,11 +69,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, di
     shutil.copytree(ROOT / "examples", root / "examples")
     for config in ("tiny-llama", "here"):
         file = root / f"examples/{config}.yaml"
-        text = file.read_text("utf-8")
-        for key, short in SHORT.items():
-            text, count = re.subn(rf"^  {key}: \d+$", f"  {key}: {short}", text, flags=re.MULTILINE)
-            assert count == 1, (config, key)
-        file.write_text(text, "utf-8")
+        file.write_text(shorten(file.read_text("utf-8")), "utf-8")
 
     def execute(name: str, target: str, environment: dict[str, str]) -> Any:
         notebook: Any = nbformat.read(root / f"notebooks/{name}.ipynb", as_version=4)
