@@ -49,9 +49,10 @@ def combinations(kind: str) -> list[tuple[str, int]]:
     """
     if tiers.full():
         return list(product(MODELS, COUNTS))
-    first = TYPES.index(kind)
+    first, each = TYPES.index(kind), max(len(COUNTS), -(-len(MODELS) // len(TYPES)))
     return [
-        (MODELS[(first + len(TYPES) * n) % len(MODELS)], count) for n, count in enumerate(COUNTS)
+        (MODELS[(first + len(TYPES) * n) % len(MODELS)], COUNTS[n % len(COUNTS)])
+        for n in range(each)
     ]
 
 

@@ -154,7 +154,7 @@ def test_of_records_only_the_one_with_such_a_token_is_bad(
     ]
     source = write(tmp_path / "a.jsonl", rows)
     options = {"seq_len": 63, "objective": objective}
-    with pytest.raises(DataError, match=rf"a\.jsonl, line 2: {fault(model)}; 2 bad records so far"):
+    with pytest.raises(DataError, match=rf"a\.jsonl, lines 2 and 3: {fault(model)}; 2 bad records so far"):
         prepare_sft(source, tmp_path / "out", model, **options)
     assert prepare_sft(source, tmp_path / "out", model, **options, max_bad=2).samples == 2
     written = (tmp_path / "out/tokens.bin").read_bytes()
@@ -209,7 +209,7 @@ def test_another_models_tokenizer_is_named_as_that(model: Path, tmp_path: Path) 
     (small / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 270}))
     with pytest.raises(
         DataError,
-        match=r"line 1: the token .* \(vocab_size 270\); the tokenizer is that of another",
+        match=r"lines 1, 2 and 3: the token .* \(vocab_size 270\); the tokenizer is that of another",
     ):
         prepare(jsonl(tmp_path, [TEXT] * 3), tmp_path / "out", small, seq_len=8, append_eod=False)
     assert (

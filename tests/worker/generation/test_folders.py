@@ -84,13 +84,13 @@ def test_without_a_tokenizer_the_advice_leads_to_one(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"has no tokenizer; name the model .* with --config MODEL"
     ):
-        smtrain.generate(str(tmp_path / "nxd"), ["ab"])
+        smtrain.generate(str(tmp_path / "nxd"), ["ab"], max_new_tokens=2)
     convert(tmp_path / "nxd", tmp_path / "hf", to=HuggingFace(), config=folder)
     assert generate(tmp_path / "hf", ["ab"], max_new_tokens=2)
     with pytest.raises(
         CheckpointError, match=r"has no tokenizer; copy the tokenizer's files"
     ) as error:
-        smtrain.generate(str(bare), ["ab"])
+        smtrain.generate(str(bare), ["ab"], max_new_tokens=2)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert name in str(error.value)
         shutil.copyfile(folder / name, bare / name)
