@@ -216,7 +216,8 @@ def test_the_whole_run_with_one_call(here: Execute) -> None:
     assert len(requests(done)) == 5
     for stage in ("prepare", "convert", "train", "export", "generate"):
         assert re.search(rf"^{stage} +[\d.]+ s\n  s3://", printed(done), re.MULTILINE)
-    assert "[5/5] generate: done " in printed(done)
+    assert "[5/5] generate: done in " in printed(done)
+    assert "$" not in printed(done), "a run at home costs nothing"
 
 
 @pytest.mark.sample(1)
