@@ -175,11 +175,13 @@ def say(*values: object, end: str = "\n", error: bool = False, raw: bool = False
     """Print cleaned text, on standard error if `error`; characters that the encoding lacks become
     ASCII marks.
 
-    Lines are wrapped for a terminal, unless `raw`, for output that programs read, such as JSON.
+    A notebook, which would show standard error in red, gets all on standard output. Lines are
+    wrapped for a terminal, unless `raw`, for output that programs read, such as JSON.
     """
     import sys
 
-    stream = sys.stderr if error else sys.stdout
+    in_notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    stream = sys.stderr if error and not in_notebook else sys.stdout
     text = clean(" ".join(map(str, values)))
     spinner.word()
     if not raw and end == "\n" and stream.isatty():

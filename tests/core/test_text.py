@@ -5,9 +5,11 @@ cleaning changes.
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.core.text import clean, json_text, shell_word, with_article
+from smtrain.core.text import clean, json_text, say, shell_word, with_article
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,3 +104,16 @@ def test_words_for_a_shell_are_left_as_they_are_and_read_back(values: list[str])
         ["bash", "-c", script], capture_output=True, check=True, env={"LC_ALL": "C"}
     )
     assert done.stdout.decode().split("\0")[:-1] == values
+
+
+@pytest.mark.parametrize("module", ["io", "ipykernel.iostream"])
+def test_a_notebook_gets_what_is_said_on_standard_output(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = type("OutStream", (io.StringIO,), {"__module__": module})
+    out, errors = stream(), stream()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", errors)
+    say("measuring", error=True)
+    expected = ("", "measuring\n") if module == "io" else ("measuring\n", "")
+    assert (out.getvalue(), errors.getvalue()) == expected
