@@ -154,7 +154,9 @@ def test_of_records_only_the_one_with_such_a_token_is_bad(
     ]
     source = write(tmp_path / "a.jsonl", rows)
     options = {"seq_len": 63, "objective": objective}
-    with pytest.raises(DataError, match=rf"a\.jsonl, lines 2 and 3: {fault(model)}; 2 bad records so far"):
+    with pytest.raises(
+        DataError, match=rf"a\.jsonl, lines 2 and 3: {fault(model)}; 2 bad records so far"
+    ):
         prepare_sft(source, tmp_path / "out", model, **options)
     assert prepare_sft(source, tmp_path / "out", model, **options, max_bad=2).samples == 2
     written = (tmp_path / "out/tokens.bin").read_bytes()
