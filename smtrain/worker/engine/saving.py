@@ -161,6 +161,7 @@ class Saver:
         the old files.
         """
         self.end()
+        self._is_prepared = True  # `prepare` would change what the thread of the save reads
         json.dumps(state)  # if it is not JSON, fail here, on every rank
         path = manifests.step_folder(folder, step)
         self._ranks.agree(

@@ -8,14 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.native import NativeEngine
+from smtrain.worker.engine.native import NativeEngine, dcp_save
+from smtrain.worker.engine.native.dcp_planner import TensorChunk
 from tests.worker.engine import cases
 
 SETTINGS = {
@@ -78,6 +81,33 @@ def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, momen
     e.begin_save(folder, step, {"moment": moment})
     while e.end_save(wait=False) is None:
         cases.steps(e, 0, 1)
+
+
+def step_in_save(rank: int, config: dict[str, Any], folder: Path) -> None:
+    """Make the first step while a save is written, which may list no tensors then."""
+    e = engine(config, replace(cases.mesh("111"), shard="full"))
+    may_write, is_written = threading.Event(), threading.Event()
+    write, chunk = dcp_save.DcpContents.write, TensorChunk
+
+    def write_later(*args: Any) -> Any:
+        may_write.wait(60)
+        try:
+            return write(*args)
+        finally:
+            is_written.set()
+
+    def listed(*args: Any) -> Any:
+        may_write.set()
+        is_written.wait(60)
+        return chunk(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dcp_save.DcpContents, "write", write_later)
+        e.begin_save(folder, 4, {})
+        patch.setattr(dcp_save, "TensorChunk", listed)
+        cases.steps(e, 0, 1)
+        may_write.set()
+        e.end_save()
 
 
 def load_by_accelerate(folder: Path) -> dict[str, Any]:

@@ -90,6 +90,14 @@ def assert_torch_reads(checkpoint: Path, state: dict[str, Any]) -> None:
     assert_same({"model": content["model"], "state": optimizer["state"]}, shape, state)
 
 
+@pytest.mark.full  # training makes a step before it saves
+def test_the_first_step_may_be_made_during_a_save(tmp_path: Path) -> None:
+    solo = World(1)
+    solo.run(dcp_runs.step_in_save, CONFIGS["llama-tied-509"], tmp_path)
+    solo.stop()
+    assert cases.read_all(tmp_path / "step_00000004")
+
+
 @pytest.mark.full  # the gate has the native format's, in test_persist.py
 def test_a_kill_at_any_moment_loses_at_most_that_checkpoint(tmp_path: Path) -> None:
     config, solo, outcomes = CONFIGS["llama-tied-509"], World(1), list[str]()

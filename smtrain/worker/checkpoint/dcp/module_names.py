@@ -41,7 +41,8 @@ def module_tensors(shape: ModelShape) -> list[ModuleTensor]:
             path = base.removesuffix(f"{names.path}.{spec.expert}") + names.module
             module = f"{path}.{'down_proj' if part == names.parts[2] else 'gate_up_proj'}"
         elif names is not None and names.stacked is None:
-            module = spec.name.replace(f".{names.router}.", ".mlp.gate.")
+            block = names.router.removesuffix(".gate")
+            module = spec.name.replace(f".{block}.", ".mlp.")
         parts.setdefault(module, []).append(spec.name)
     by_name = {spec.name: spec for spec in shape.specs}
     tensors = []

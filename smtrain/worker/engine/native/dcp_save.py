@@ -56,10 +56,11 @@ class DcpContents(StageContents):
     def files(self) -> Files:
         """The tensors of each of the two folders, by names that only this rank knows."""
         out: Files = {MODEL_FOLDER: {}, OPTIMIZER_FOLDER: {}}
-        self._chunks = {MODEL_FOLDER: {}, OPTIMIZER_FOLDER: {}}
+        chunks: dict[str, dict[str, TensorChunk]] = {MODEL_FOLDER: {}, OPTIMIZER_FOLDER: {}}
         for folder, chunk, values in self._values():
             name = f"{chunk.key} {chunk.offsets}"
-            self._chunks[folder][name], out[folder][name] = chunk, values
+            chunks[folder][name], out[folder][name] = chunk, values
+        self._chunks = chunks
         return out
 
     def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
@@ -109,7 +110,7 @@ class DcpContents(StageContents):
                         yield folder, TensorChunk(path, offsets, module.shape), part
         # The same on all ranks of a stage: DCP writes equal chunks once.
         for name, bias in engine.stage.router_biases.items():
-            folder, path = _path_of("master", name)
+            folder, path = _path_of("master", self._modules[name].name)
             yield folder, TensorChunk(path, (0,) * bias.dim(), tuple(bias.shape)), bias
         if engine.rank == 0:
             steps = torch.tensor(float(engine.optimizer.updates), device="cpu")
