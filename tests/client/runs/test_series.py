@@ -202,8 +202,10 @@ def test_the_example_s_data_have_no_function_in_common(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.full  # test_a_series_that_is_done_is_skipped... has the same chain without training
 def test_two_real_runs_of_which_the_second_trains_the_first_one_s_model(
-    local_home: Path, trained_inputs: dict[str, Path]
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
+    broken = tmp_path / "broken.jsonl"  # after the records that are read before a run begins
+    broken.write_text('{"text": "the red fox"}\n' * 300 + "{no JSON\n")
     common: dict[str, Any] = {
         "target": "local",
         "data": {"path": trained_inputs["text"]},
@@ -218,7 +220,7 @@ def test_two_real_runs_of_which_the_second_trains_the_first_one_s_model(
     }
     first = {**common, "name": "real-one", "model": {"path": trained_inputs["model"]}}
     second = {**common, "name": "real-two", "model": {"path": "run://real-one"}}
-    third = {**second, "name": "real-three", "data": {"path": "s3://smtrain-local/nowhere"}}
+    third = {**second, "name": "real-three", "data": {"path": broken}}
     said: list[str] = []
     with pytest.raises(smtrain.JobError, match=r"in run real-three .config 3.; the same call"):
         smtrain.run([first, second, third], say=said.append)
