@@ -84,7 +84,7 @@ def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, momen
 
 
 def step_in_save(rank: int, config: dict[str, Any], folder: Path) -> None:
-    """Make the first step while a save is written, which may list no tensors then."""
+    """Make the first step before a begun save is written; listing the tensors waits for the save."""
     e = engine(config, replace(cases.mesh("111"), shard="full"))
     may_write, is_written = threading.Event(), threading.Event()
     write, chunk = dcp_save.DcpContents.write, TensorChunk

@@ -45,6 +45,7 @@ from tests.worker.engine.world import Died, World
         pytest.param("qwen3_moe", "114 ep2", marks=pytest.mark.full),
         pytest.param("gpt_oss", "212 ep2 bf16", marks=pytest.mark.full),
         pytest.param("deepseek_v3", "122 ep2 bf16 u0.05", marks=pytest.mark.full),
+        pytest.param("minimax_m2", "122 bf16 u0.05", marks=pytest.mark.full),
     ],
 )
 def test_a_run_resumes_from_it_and_has_the_bits_of_the_native_format(
