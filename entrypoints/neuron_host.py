@@ -28,6 +28,10 @@ TORCHNEURON = (2, 13)
 """The first torch-neuronx with a native device of torch; earlier ones are PyTorch/XLA (release
 notes 2.33.0).
 """
+PLANE_ACCOUNT = "123456789012"
+"""The account in the ARNs of the control plane's jobs (smtrain.plane.client), which no customer of
+AWS has.
+"""
 LNC = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
 LS_SECONDS = 30
 
@@ -93,8 +97,10 @@ def fault(engine: str, instance_type: str, processes: int, host: Host) -> str | 
     """The reason why training cannot work here, with its remedy; None if it may work."""
     if not host.device:
         # The control plane and Slurm's test nodes run jobs of any type on CPUs.
-        of_aws = "SMTRAIN_ML_ROOT" not in os.environ and "SMTRAIN_MASTER_PORT" not in os.environ
-        if instance_type.startswith("ml.trn") and of_aws:
+        on_cpu = "SMTRAIN_ML_ROOT" in os.environ or PLANE_ACCOUNT in os.environ.get(
+            "TRAINING_JOB_ARN", ""
+        ).split(":")
+        if instance_type.startswith("ml.trn") and not on_cpu:
             return (
                 f"this host of {instance_type} shows no Neuron device (/dev/neuron0), and its CPU"
                 " would train; launch again, and if it happens again report the job to AWS"

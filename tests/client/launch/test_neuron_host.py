@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.plane.client import ACCOUNT
+from smtrain.plane.server.executor import arn_of
 
 NATIVE = {"torch": "2.14.0", "torch-neuronx": "2.14.3.0.31415"}
 XLA = {"torch": "2.9.0", "torch-neuronx": "2.9.0.2.14.27725", "neuronx-distributed": "0.19.28093"}
@@ -69,7 +71,7 @@ def ended(
         processes: int = 64,
         lnc: str | None = "2",
         listed: str | None = None,
-        on_aws: bool = False,
+        arn: str = "",
     ) -> tuple[int, str, str]:
         for name, number in packages.items():
             about = site / f"{name.replace('-', '_')}-{number}.dist-info"
@@ -95,9 +97,9 @@ def ended(
             '{"hosts": ["algo-1"], "current_host": "algo-1"}'
         )
         monkeypatch.setattr(neuron_host.metadata, "version", version)
-        if on_aws:
+        if arn:
             monkeypatch.delenv("SMTRAIN_ML_ROOT")
-            monkeypatch.delenv("SMTRAIN_MASTER_PORT", raising=False)
+            monkeypatch.setenv("TRAINING_JOB_ARN", arn)
             monkeypatch.setattr(launch, "Path", lambda *_: ml)
         with pytest.raises(SystemExit) as left:
             launch.main()
@@ -175,7 +177,7 @@ def listing(devices: int, ids: int, lnc: int, count: int | None = None) -> str:
         ),
         (
             NATIVE,
-            {"device": False, "on_aws": True},
+            {"device": False, "arn": arn_of("a").replace(ACCOUNT, "111122223333")},
             "this host of ml.trn2.48xlarge shows no Neuron device",
         ),
     ],
@@ -220,6 +222,9 @@ def test_a_right_one_trains_and_its_versions_are_in_the_log(
     )
 
 
-def test_a_host_without_devices_here_is_no_error(ended: Ended) -> None:
-    """The control plane and Slurm run jobs of any instance type on CPUs, with any torch."""
-    assert ended({"torch": "2.13.0+cpu"}, device=False) == (0, "", "")
+@pytest.mark.parametrize("arn", ["", arn_of("a"), arn_of("a", "eu-west-1")])
+def test_a_host_without_devices_here_is_no_error(ended: Ended, arn: str) -> None:
+    """The control plane, in containers too (they have an ARN and no folder of ours), and Slurm run
+    jobs of any instance type on CPUs, with any torch.
+    """
+    assert ended({"torch": "2.13.0+cpu"}, device=False, arn=arn) == (0, "", "")
