@@ -74,7 +74,7 @@ def execute(
                 return
             if not stage.complete:
                 _fill(source, stage, plan, recorded_work)
-                refuse_changed(source.location, read)
+                refuse_changed(source.location, read, [stage.folder, stage.target])
             stage.publish((*plan.replaces, *map(escape, plan.extras)))
     except OSError as error:
         raise CheckpointError(not_written(target, error)) from None

@@ -285,12 +285,27 @@ class RemotePlace:
         return self._listed
 
 
-def refuse_changed(location: Place, expected_stamp: list[list[Any]]) -> None:
-    """Raise CheckpointError if the files of a place are no longer those of an earlier `stamp`."""
+def refuse_changed(
+    location: Place, expected_stamp: list[list[Any]], output_folders: Sequence[Path] = ()
+) -> None:
+    """Raise CheckpointError if the files of a place are no longer those of an earlier `stamp`.
+
+    `output_folders`: the caller's own output, which is left out if it is inside the place.
+    """
     current_place = (
         RemotePlace(str(location)) if isinstance(location, RemotePlace) else location
     )  # it lists only once
-    if current_place.stamp() != expected_stamp:
+    root = location.path()
+    inside = [folder for folder in output_folders if root in folder.parents]
+
+    def read_files(stamp: list[list[Any]]) -> list[list[Any]]:
+        return [
+            entry
+            for entry in stamp
+            if not any(folder in Path(root or "", entry[0]).parents for folder in inside)
+        ]
+
+    if read_files(current_place.stamp()) != read_files(expected_stamp):
         raise CheckpointError(
             f"{location} changed while it was being read; run the same command again."
         )

@@ -97,7 +97,7 @@ def write_native(
         ) as stage:
             if not stage.complete:
                 writer.write(stage)
-                refuse_changed(source.location, read)
+                refuse_changed(source.location, read, [stage.folder, stage.target])
                 for file, data in companion_files.files.items():
                     path = stage.folder / file
                     path.parent.mkdir(parents=True, exist_ok=True)

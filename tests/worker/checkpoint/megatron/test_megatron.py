@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.shape import ModelShape
+from smtrain.worker.checkpoint import execute, tensor_files
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import FP32
 from smtrain.worker.checkpoint.megatron.args import arguments
@@ -406,6 +407,25 @@ def test_what_megatron_could_not_do_is_refused(
     with pytest.raises(ConfigError, match=words):
         convert(source, tmp_path / "mg", to=Megatron(**flags))
     assert not (tmp_path / "mg").exists()
+
+
+def test_a_folder_may_hold_its_own_checkpoint_but_not_change_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stage export writes both forms into one folder."""
+    model = hf_folder(tmp_path / "hf", FOUR)
+    for _ in ("new", "there"):
+        write_torch_dist(open_weights(model), model / "megatron", Megatron())
+        assert same(weights_of(open_weights(model / "megatron")), random_weights(FOUR))
+    real = tensor_files.run
+
+    def changing(*job: Any) -> Any:
+        (model / "config.json").touch()
+        return real(*job)
+
+    monkeypatch.setattr(execute, "run", changing)
+    with pytest.raises(CheckpointError, match="changed while it was being read"):
+        write_torch_dist(open_weights(model), model / "megatron", Megatron())
 
 
 @pytest.mark.parametrize("form", ["torch", "torch_dist"])
