@@ -34,6 +34,9 @@ class GenerateStage(JobStage):
     upstream = ("export",)
     is_shared = False
 
+    def is_needed(self, config: JobConfig, target: str) -> bool:
+        return bool(config.generate.prompts)
+
     def keys(self, config: JobConfig) -> dict[str, Any]:
         template = ("model.chat_template_kwargs",) if config.train.objective != "pretrain" else ()
         return with_export(

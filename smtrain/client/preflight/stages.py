@@ -19,6 +19,12 @@ from smtrain.core.machine import memory_here
 from smtrain.core.model.footprint import GIB
 from smtrain.core.protocol.requests import groups_of
 
+_LEFT_OUT = {
+    "generate": "set generate.prompts: [] to leave the stage out",
+    "evaluate": "leave evaluate.tasks out",
+}
+"""Stages that a run can do without, each with the remedy that leaves it out."""
+
 
 def stages(context: Context) -> Iterator[Finding]:
     """Memory, disk and time of each; on this machine memory alone."""
@@ -35,7 +41,7 @@ def stages(context: Context) -> Iterator[Finding]:
                     "fault",
                     f"stage {stage} takes {stage_need.memory / GIB:.1f} GiB of memory, and "
                     f"{free / GIB:.1f} GiB are free here",
-                    "run the stage on AWS, or take a smaller model",
+                    f"run the stage on AWS, or {_LEFT_OUT.get(stage, 'take a smaller model')}",
                 )
             continue
         resources = context.requests[stage]["ResourceConfig"]
@@ -54,8 +60,12 @@ def stages(context: Context) -> Iterator[Finding]:
             fits = next(
                 (name for name, row in types.items() if wants <= USABLE * row["host_gib"]), None
             )
-            smaller_model = "take a smaller model, as no type known to smtrain holds this one"
-            remedy = f"set compute.cpu_instance_type: {fits}" if fits else smaller_model
+            smaller_run = _LEFT_OUT.get(stage, "take a smaller model")
+            remedy = (
+                f"set compute.cpu_instance_type: {fits}"
+                if fits
+                else f"{smaller_run}, as no type known to smtrain holds this model"
+            )
             yield Finding("stages", "fault", f"{memory_note}, and {kind} has {has:.0f} GiB", remedy)
         elif takes_volume(kind) and (disk := volume_needed(stage_need)) > volume:
             yield Finding(

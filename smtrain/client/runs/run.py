@@ -206,7 +206,9 @@ class Run:
 
     @property
     def texts(self) -> list[dict[str, str]]:
-        """Prompt and completion of each generated text."""
+        """Prompt and completion of each generated text; empty for a run without stage generate."""
+        if all(result.stage != "generate" for result in self.results):
+            return []
         job = self.job("generate")
         try:
             texts: list[dict[str, str]] = parse_json(job.read("generation.json"))

@@ -94,7 +94,8 @@ class Generate(Section):
 
     prompts: tuple[str, ...] = ("Once upon a time",)
     """Prompts to complete, one completion each; with train.objective sft or dpo, questions to
-    answer."""
+    answer. With [] there is no stage generate.
+    """
     max_new_tokens: int = Field(64, ge=1)
     """Longest completion, in tokens."""
     temperature: float = Field(0.0, ge=0)

@@ -13,10 +13,11 @@ import smtrain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.stages import host_gib, machine_for, need, volume_for
 from smtrain.core.facts import table
-from smtrain.stages import STAGES
+from smtrain.stages import STAGES, stages_of
 
 LARGE = Path(__file__).parents[3] / "examples/llama-2-70b-trn1.yaml"
 GIB = 2**30
+NO_PROMPTS: dict[str, Any] = {"generate": {"prompts": []}}
 
 
 def test_seventy_billion_weights_are_generated_with_on_a_machine_that_holds_them() -> None:
@@ -100,3 +101,30 @@ def test_check_refuses_a_machine_that_does_not_hold_the_stage() -> None:
     ((level, _, remedy),) = found("generate", "compute.max_run=60")
     assert (level, remedy) == ("warning", "raise compute.max_run")
     assert found("generate")[0][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("stage", "remedy"),
+    [
+        ("generate", "set generate.prompts: [] to leave the stage out"),
+        ("evaluate", "leave evaluate.tasks out"),
+    ],
+)
+def test_a_stage_that_no_machine_holds_may_be_left_out(stage: Any, remedy: str) -> None:
+    changes = {
+        "model.path": "s3://my-bucket/kimi-k2",
+        "parallel": "auto",
+        "train.engine": "native",
+        "compute.instance_type": "ml.p5.48xlarge",
+        "compute.instance_count": 64,
+        "compute.processes_per_instance": 8,
+        "evaluate.tasks": "[mmlu]",
+    }
+    ((level, _, told),) = found(stage, *(f"{key}={value}" for key, value in changes.items()))
+    assert (level, told) == ("fault", f"{remedy}, as no type known to smtrain holds this model")
+
+
+def test_without_prompts_a_run_has_no_stage_generate() -> None:
+    all_stages, others = (stages_of(load_config(LARGE, **more)) for more in ({}, NO_PROMPTS))
+    assert all_stages == [*others, "generate"]
+    assert smtrain.Run(load_config(LARGE, **NO_PROMPTS)).texts == []
