@@ -43,6 +43,12 @@ CONFIG_JSON = {
     "torch_dtype": "bfloat16",
 }
 """The config.json of Llama-3.2-1B, which the README's config names; planning needs no weights."""
+TOKENIZER_JSON = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "<end>": 1}, "unk_token": "a"},
+}
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,12 @@ class Stranger:
         model = folder / "Llama-3.2-1B"
         model.mkdir()
         (model / "config.json").write_text(json.dumps(CONFIG_JSON))
-        (model / "tokenizer.json").write_text("{}")
+        (model / "tokenizer.json").write_text(json.dumps(TOKENIZER_JSON))
+        (model / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
         header = b'{"__metadata__":{"format":"pt"}}'
         (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         (folder / "corpus").mkdir()
-        (folder / "corpus/a.jsonl").write_text('{"text": "a"}\n')
+        (folder / "corpus/a.jsonl").write_text(json.dumps({"text": "a " * 5000}) + "\n")
 
     @property
     def blocks(self) -> list[tuple[str, str]]:
