@@ -637,6 +637,11 @@ def adamw_steps(
     out = []
     for step in range(count):
         loss = backward(step)
+        # Older transformers keep the matrices of experts apart: one without a token has no
+        # gradient, and AdamW would leave it as it is.
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         norm = torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
         for group in adamw.param_groups:
             group["lr"] = rate * lr(step)

@@ -49,6 +49,13 @@ class _Anything:
         return _Anything()
 
 
+def _any_name(name: str) -> type[_Anything]:
+    """Stand for any name of an absent module, but not for __file__ and such, which `inspect` reads."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type("Anything", (_Anything,), {})
+
+
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Serves an empty package for every name below ABSENT."""
 
@@ -65,7 +72,7 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             vars(module)["get_platform_target"] = lambda: os.environ.get(
                 "SMTRAIN_TEST_PLATFORM", "trn1"
             )
-        vars(module)["__getattr__"] = lambda _name: type("Anything", (_Anything,), {})
+        vars(module)["__getattr__"] = _any_name
         return module
 
     def exec_module(self, _module: ModuleType) -> None:
