@@ -809,14 +809,13 @@ def _layer_moments(
                 max((_chunk_scores(kind, mesh) for kind in kinds), default=0.0),
             )
         )
-    elif (
-        shape.rules.sinks and kinds
-    ):  # gradients of a block's probabilities and scores, and if it is made again these
+    elif shape.rules.sinks and kinds:
+        # Gradients of a block's probabilities and scores, and if it is made again these too: fitted to
+        # peaks of fp32 and bf16. By then the layer's MLP is freed.
         size = min(work.seq_len, SINK_QUERIES) * float(tokens) * shape.heads / mesh.tp
-        each_score = (
-            8.0 if work.seq_len <= SINK_QUERIES else 11.0
-        )  # the second is fitted to peaks of fp32 and bf16
-        moments.append((top, 0.0, each_score * size + w * hidden_numbers))
+        each_score = 8.0 if work.seq_len <= SINK_QUERIES else 12.0
+        freed_bytes = tokens * max(_saved_by_mlp(kind, mesh) for kind in kinds)
+        moments.append((top - freed_bytes, 0.0, each_score * size + 4 * w * hidden_numbers))
     elif not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append(
