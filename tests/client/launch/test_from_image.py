@@ -99,7 +99,7 @@ def lean() -> Iterator[str]:
 
 def site() -> Path:
     """The folder of this Python's packages."""
-    return Path(pytest.__file__).parents[2]
+    return Path(pytest.__file__).parents[1]
 
 
 def test_what_the_image_lacks_comes_with_the_code_and_check_says_how_long_that_took(
