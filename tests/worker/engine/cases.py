@@ -875,6 +875,17 @@ def try_build(
     return refusal(lambda: NativeEngine(config, options, OPTIMIZER, source, 0), "built")
 
 
+def train_and_count_graphs(
+    rank: int, config: dict[str, Any], options: ParallelOptions, count: int
+) -> tuple[list[tuple[float, float]], int]:
+    """Steps, and the number of graphs that torch compiled meanwhile."""
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    numbers = train(rank, config, options, count)
+    return numbers, counters["stats"]["unique_graphs"] - before
+
+
 def train_without_compiler(
     rank: int, config: dict[str, Any], options: ParallelOptions
 ) -> tuple[list[tuple[float, float]], list[str]]:
