@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +104,16 @@ def rotary_arguments(base: Any) -> tuple[str, ...]:
         if has_local
         else ("position_embeddings",)
     )
+
+
+def scales_by_cache_position(block: Any, config: HFConfig) -> bool:
+    """Whether a block of Ministral 3 reads the positions that its queries grow with from
+    `cache_position`, as in transformers 5.0, and not from `position_ids`.
+    """
+    family = FAMILIES[config.shape.family]
+    if "llama_4_scaling_beta" not in family.rope_keys:
+        return False
+    return "cache_position" in signature(getattr(block, family.attention).forward).parameters
 
 
 class Turning(NamedTuple):
@@ -281,15 +292,17 @@ def _expert_differences(mlp: Any, hf_config: Any, config: HFConfig) -> Iterator[
     aux = getattr(hf_config, "router_aux_loss_coef", 0.0)  # Gemma 4 and DeepSeek-V3 have none
     if not _close(aux, routing.aux):
         yield f"router_aux_loss_coef is {aux}, not {routing.aux}"
-    # num_group in transformers 5, n_group in transformers 4
-    groups = getattr(router, "num_group", getattr(router, "n_group", 1))
-    chosen_groups = getattr(router, "topk_group", 1)
+    # DeepSeek's: in transformers 5.0 the module with all experts has these. Its n_group is num_group
+    # in later releases.
+    chooser = mlp if hasattr(mlp, "topk_group") else router
+    groups = getattr(chooser, "num_group", getattr(chooser, "n_group", 1))
+    chosen_groups = getattr(chooser, "topk_group", 1)
     if (groups, chosen_groups) != (routing.groups, routing.chosen_groups):
         yield (
             f"a token chooses among {chosen_groups} of {groups} groups, not among"
             f" {routing.chosen_groups} of {routing.groups}"
         )
-    scale = getattr(router, "routed_scaling_factor", 1.0)
+    scale = getattr(chooser, "routed_scaling_factor", 1.0)
     if not _close(scale, routing.scale):
         yield f"a token's weights are multiplied by {scale:g}, not by {routing.scale:g}"
     experts = mlp.experts

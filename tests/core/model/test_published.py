@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from smtrain.client.planner.machines import Machine, Work
@@ -147,5 +148,9 @@ def test_the_installed_transformers_builds_what_the_file_says(release: str, name
         built.tie_weights()
     if is_large:
         build_rotary(base_of(built, model))
+    if (transformers.__version__, name) in REFUSED:
+        with pytest.raises(CheckpointError, match="rotary embeddings are scaled by"):
+            check_model(built, model)
+        return
     check_model(built, model)
     assert sum(one.numel() for one in built.parameters()) == model.shape.parameters()

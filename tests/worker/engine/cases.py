@@ -50,8 +50,11 @@ alone then differ by 7e-5, and by 2e-6 with this eps.
 
 
 def config(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of 4 layers; empty if the installed transformers lacks the family."""
-    if family not in CONFIG_MAPPING:
+    """A config.json of 4 layers; empty if the installed transformers lacks the family.
+
+    5.0.0 builds another OLMo 3 than its files describe (tests/core/model/test_published.py).
+    """
+    if family not in CONFIG_MAPPING or (family, transformers.__version__) == ("olmo3", "5.0.0"):
         return {}
     sizes = {
         "hidden_size": 64,

@@ -118,10 +118,7 @@ class CachedStage:
             }
             if rotary:
                 embeddings = rotary[window is not None and True in rotary]
-                kwargs |= {
-                    "position_ids": new_positions,
-                    **dict.fromkeys(stage._rotary_arguments, embeddings),
-                }
+                kwargs |= stage.position_arguments(new_positions, embeddings)
             h = stage.layers(block, h, **kwargs)
         return stage.norm(h) if stage.norm is not None else h
 

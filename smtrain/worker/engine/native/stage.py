@@ -32,6 +32,7 @@ from smtrain.core.model.transformers_build import (
     check_model,
     rotary_arguments,
     rotary_of,
+    scales_by_cache_position,
     transformers_config,
 )
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
@@ -214,6 +215,7 @@ class Stage(nn.Module):
             self.blocks if family.full_sizes else ()
         ):  # Gemma 4: for assistants that share keys and values
             block.self_attn.store_full_length_kv = False
+        self._scales_by_cache_position = scales_by_cache_position(self.blocks[0], self.described)
         self.mixers: list[Any] = []
         """The module of each block that looks at other tokens: attention, or a gated delta net."""
         self.mlps: list[Any] = []
@@ -701,13 +703,17 @@ class Stage(nn.Module):
             self.before_layer(at)
             kwargs = {"attention_mask": masks[i]}
             if rotary[i] is not None:
-                kwargs |= {
-                    "position_ids": positions,
-                    **dict.fromkeys(self._rotary_arguments, rotary[i]),
-                }
+                kwargs |= self.position_arguments(positions, rotary[i])
             h = self.layers(block, h, **kwargs)
         self.before_layer(len(self.blocks))
         return self.norm(h) if self.norm is not None else h
+
+    def position_arguments(self, positions: torch.Tensor, rotary: Any) -> dict[str, Any]:
+        """A block's arguments for positions [B, S], and the cosines and sines that belong to them."""
+        arguments = {"position_ids": positions, **dict.fromkeys(self._rotary_arguments, rotary)}
+        if self._scales_by_cache_position:
+            arguments["cache_position"] = positions[:, None]  # one axis more, for the heads
+        return arguments
 
     def _scale_embeddings(self, embeddings: torch.Tensor) -> torch.Tensor:
         return embeddings if self._embedding_scale == 1 else embeddings * self._embedding_scale
