@@ -24,6 +24,7 @@ SCRIPTS = ("setup", "packages", "nxd-environment", "slurm-packages", "lowest-env
 PYTHON = """#!/bin/sh
 case "$*" in
 *pytest*) echo "$(dirname "$0" | cut -d/ -f2 | sed s/^bin$/main/) $*" >>calls ;;
+*tests.parts\ files\ 7) ;;
 *tests.parts\ files*) echo tests/one.py ;;
 *tests.parts\ environments*) echo extra s3 tf456 ;;
 *tests.parts\ green*) echo "$4" >>green ;;
@@ -170,14 +171,15 @@ def test_a_part_of_full_runs_its_files_and_is_recorded_if_all_of_it_is_green(
     checkout: Checkout,
 ) -> None:
     record = checkout.write("green", "")
-    suite, *others = checkout.calls("--full", "2/6")
+    suite, *others = checkout.calls("--full", "2/7")
     assert (checkout.status, named_in(suite)) == (0, ["tests/one.py"])
     assert len(others) == 3
-    assert record.read_text() == "2\n"
-    assert checkout.calls("--full", "2/6", "-k", "docs")
-    assert record.read_text() == "2\n"
-    assert checkout.calls("--full", "7/6") == []
+    assert len(checkout.calls("--full", "7/7")) == 3, "no suite"
+    assert record.read_text() == "2\n7\n"
+    assert checkout.calls("--full", "2/7", "-k", "docs")
+    assert record.read_text() == "2\n7\n"
+    assert checkout.calls("--full", "8/7") == []
     assert checkout.status == 2
     checkout.program(".venv/bin/mypy", "#!/bin/sh\nexit 1\n")
-    assert checkout.calls("--full", "2/6")
-    assert (checkout.status, record.read_text()) == (1, "2\n")
+    assert checkout.calls("--full", "2/7")
+    assert (checkout.status, record.read_text()) == (1, "2\n7\n")
