@@ -131,6 +131,7 @@ def test_every_model_has_machines(model: str) -> None:
     assert any(outcome(model, kind, count, None) == [] for kind in kinds for count in sizes)
 
 
+@pytest.mark.full  # two large plans; tests/client/planner/test_stages.py has the remedy
 def test_a_model_that_no_machine_holds_whole_runs_without_texts() -> None:
     machines = (WITHOUT_TEXTS, "ml.p5.48xlarge", 64, None)
     (told,) = outcome(*machines)
