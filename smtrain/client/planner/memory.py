@@ -810,8 +810,8 @@ def _layer_moments(
             )
         )
     elif shape.rules.sinks and kinds:
-        # Gradients of a block's probabilities and scores, and if it is made again these too: fitted to
-        # peaks of fp32 and bf16. By then the layer's MLP is freed.
+        # Gradients of a block's probabilities and scores, and if it is made again these too, fitted
+        # to peaks of fp32 and bf16. By then the layer's MLP is freed.
         size = min(work.seq_len, SINK_QUERIES) * float(tokens) * shape.heads / mesh.tp
         each_score = 8.0 if work.seq_len <= SINK_QUERIES else 12.0
         freed_bytes = tokens * max(_saved_by_mlp(kind, mesh) for kind in kinds)

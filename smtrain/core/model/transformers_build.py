@@ -292,8 +292,8 @@ def _expert_differences(mlp: Any, hf_config: Any, config: HFConfig) -> Iterator[
     aux = getattr(hf_config, "router_aux_loss_coef", 0.0)  # Gemma 4 and DeepSeek-V3 have none
     if not _close(aux, routing.aux):
         yield f"router_aux_loss_coef is {aux}, not {routing.aux}"
-    # DeepSeek's: in transformers 5.0 the module with all experts has these. Its n_group is num_group
-    # in later releases.
+    # DeepSeek's groups and scale: in transformers 5.0 the module with all experts has them. Later
+    # releases name n_group num_group.
     chooser = mlp if hasattr(mlp, "topk_group") else router
     groups = getattr(chooser, "num_group", getattr(chooser, "n_group", 1))
     chosen_groups = getattr(chooser, "topk_group", 1)

@@ -296,14 +296,14 @@ def refuse_changed(
         RemotePlace(str(location)) if isinstance(location, RemotePlace) else location
     )  # it lists only once
     root = location.path()
-    inside = [folder for folder in output_folders if root in folder.parents]
+    inside = tuple(
+        f"{folder.absolute().relative_to(root.absolute()).as_posix()}/"
+        for folder in output_folders
+        if root is not None and root.absolute() in folder.absolute().parents
+    )
 
     def read_files(stamp: list[list[Any]]) -> list[list[Any]]:
-        return [
-            entry
-            for entry in stamp
-            if not any(folder in Path(root or "", entry[0]).parents for folder in inside)
-        ]
+        return [entry for entry in stamp if not entry[0].startswith(inside)]
 
     if read_files(current_place.stamp()) != read_files(expected_stamp):
         raise CheckpointError(

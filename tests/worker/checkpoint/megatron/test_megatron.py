@@ -414,8 +414,9 @@ def test_a_folder_may_hold_its_own_checkpoint_but_not_change_otherwise(
 ) -> None:
     """Stage export writes both forms into one folder."""
     model = hf_folder(tmp_path / "hf", FOUR)
-    for _ in ("new", "there"):
-        write_torch_dist(open_weights(model), model / "megatron", Megatron())
+    monkeypatch.chdir(tmp_path)
+    for source in (model, model, Path("hf")):  # the second time the output is there
+        write_torch_dist(open_weights(source), model / "megatron", Megatron())
         assert same(weights_of(open_weights(model / "megatron")), random_weights(FOUR))
     real = tensor_files.run
 
