@@ -220,7 +220,7 @@ def test_limits_hold_and_memory_that_runs_out_is_told_apart_from_a_kill(in_docke
         "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null"
     )
     job = in_docker.run(
-        f"{quota}; sh -c 'kill -9 $$'; echo killed; exit 137",
+        f"exec 2>&1; {quota}; sh -c 'kill -9 $$'; echo killed; exit 137",
         limits={"memory": "64m", "cpus": "0.5"},
     )
     assert job["FailureReason"] == "AlgorithmError: killed, exit code: 137"
