@@ -8,6 +8,7 @@ import gc
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ def environment_as_it_was() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    """End the variables that a module's fixture has set with the fixture. The product sets some for
+    its own process, and with them no later process of this worker could be a copy.
+    """
+    before = set(os.environ)
+    yield
+    if fixturedef.scope in ("module", "class"):
+        for name in os.environ.keys() - before:
+            fixturedef.addfinalizer(partial(os.environ.pop, name, None))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ def test_each_worker_of_xdist_is_a_fork() -> None:
     command = Path("/proc/self/cmdline").read_text()
     is_measured = any(name.startswith("COV_CORE") for name in os.environ)
     is_worker = "PYTEST_XDIST_WORKER" in os.environ and not is_measured
-    assert ("forked_workers.py" in command) == is_worker
+    assert ("tests/forked_workers.py" in command) == is_worker
 
 
 def test_a_worker_has_the_variables_that_imports_set() -> None:
@@ -55,3 +55,18 @@ def test_workers_make_their_imports_if_forks_cannot(
     for end in endings:
         end()
     assert "SMTRAIN_WARM_ROOM" not in os.environ
+
+
+@pytest.fixture(scope="class")
+def library_with_variables() -> None:
+    os.environ["TESTS_LIBRARY"] = "set"
+
+
+class TestVariablesOfALibrary:
+    def test_last_as_long_as_the_fixture_that_loads_it(self, library_with_variables: None) -> None:
+        assert os.environ["TESTS_LIBRARY"] == "set"
+
+
+def test_variables_of_a_library_end_with_the_fixture_that_loads_it() -> None:
+    """Otherwise all later commands of this worker would import everything again."""
+    assert "TESTS_LIBRARY" not in os.environ
