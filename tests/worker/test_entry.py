@@ -118,6 +118,7 @@ def ended(tmp_path: Path, program: str, **environment: str) -> tuple[int, Path]:
     return done.returncode, root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "meanwhile",
     [pytest.param("time.sleep(300)", marks=pytest.mark.full), "os.write(2, b'a step')", STUCK],
@@ -129,6 +130,7 @@ def test_a_stall_ends_even_if_the_log_is_not_read(tmp_path: Path, meanwhile: str
         assert "train.stall_minutes: nothing was done for" in (root / "output/failure").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.full)])
 def test_a_failure_ends_the_process_even_if_log_and_disk_refuse_it(
     tmp_path: Path, error: int

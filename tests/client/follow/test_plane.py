@@ -63,6 +63,7 @@ def same(job: SyntheticJob, hosts: dict[str, list[str]]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_and_nothing_doubled(calm: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 % of the calls go wrong, lines and streams come up to 4 s late and out of order, pages are
     empty.

@@ -486,6 +486,7 @@ def test_how_far_it_has_come_is_said(
     assert "Tokenizing inputs" not in capfd.readouterr().err, "a bar in a log"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_asked_is_one_sentence(
     model: Path, own_task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
