@@ -8,7 +8,6 @@ import gc
 import json
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +127,22 @@ def environment_as_it_was() -> Iterator[None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-    """End the variables that a module's fixture has set with the fixture. The product sets some for
-    its own process, and with them no later process of this worker could be a copy.
+    """Remove the variables that a fixture of a module or class adds, after the fixture has ended.
+
+    Libraries add some too: with another environment than at its start, a worker gets no more copies
+    of the warm Python.
     """
     before = set(os.environ)
-    yield
+    added: set[str] = set()
+
+    def remove() -> None:
+        for name in added:
+            os.environ.pop(name, None)
+
     if fixturedef.scope in ("module", "class"):
-        for name in os.environ.keys() - before:
-            fixturedef.addfinalizer(partial(os.environ.pop, name, None))
+        fixturedef.addfinalizer(remove)  # before the fixture adds its own, so it runs after them
+    yield
+    added |= os.environ.keys() - before
 
 
 @pytest.fixture(scope="session", autouse=True)

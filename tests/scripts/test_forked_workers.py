@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,9 +58,14 @@ def test_workers_make_their_imports_if_forks_cannot(
     assert "SMTRAIN_WARM_ROOM" not in os.environ
 
 
+ENDS: list[str | None] = []
+
+
 @pytest.fixture(scope="class")
-def library_with_variables() -> None:
+def library_with_variables() -> Iterator[None]:
     os.environ["TESTS_LIBRARY"] = "set"
+    yield
+    ENDS.append(os.environ.get("TESTS_LIBRARY"))
 
 
 class TestVariablesOfALibrary:
@@ -67,6 +73,7 @@ class TestVariablesOfALibrary:
         assert os.environ["TESTS_LIBRARY"] == "set"
 
 
-def test_variables_of_a_library_end_with_the_fixture_that_loads_it() -> None:
+def test_variables_of_a_library_end_after_the_fixture_that_loads_it() -> None:
     """Otherwise all later commands of this worker would import everything again."""
     assert "TESTS_LIBRARY" not in os.environ
+    assert set(ENDS) <= {"set"}, "the fixture still has them when it ends"

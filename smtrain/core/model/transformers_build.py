@@ -107,8 +107,8 @@ def rotary_arguments(base: Any) -> tuple[str, ...]:
 
 
 def scales_by_cache_position(block: Any, config: HFConfig) -> bool:
-    """Whether a block of Ministral 3 reads the positions that its queries grow with from
-    `cache_position`, as in transformers 5.0, and not from `position_ids`.
+    """Whether a block of Ministral 3 scales its queries by `cache_position`, as in transformers 5.0,
+    and not by `position_ids`.
     """
     family = FAMILIES[config.shape.family]
     if "llama_4_scaling_beta" not in family.rope_keys:
